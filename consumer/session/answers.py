@@ -29,6 +29,7 @@ from ...protocol.frames import (
 )
 from ...protocol.parked import AncestorNotified
 from ..settings import AckMode
+from .broadcast import end_read, fail_read
 from .events import (
     AncestorLeft,
     CallFailed,
@@ -95,7 +96,9 @@ def on_operator_changed(session: PartitionSession, event: OperatorChanged, _now_
 # ── pulls ─────────────────────────────────────────────────────────────────────────────────────────
 def on_pulled(session: PartitionSession, event: Pulled, now_ms: int) -> None:
     """Batches are here."""
-    if not event.has_more:
+    if session.settings.broadcast:
+        end_read(session, now_ms, is_empty=not event.batches)
+    elif not event.has_more:
         session.calls.pull.end()
     if not session.tenure.is_live:
         return
@@ -252,7 +255,7 @@ def _on_leave_failed(
 
 
 def _fail(session: PartitionSession, slot: CallSlot, now_ms: int) -> None:
-    slot.fail(session.settings, session.rng, now_ms)
+    slot.fail(session.settings.backoff, session.rng, now_ms)
 
 
 def _on_ack_failed(session: PartitionSession, error: KeylaneError, now_ms: int) -> None:
@@ -296,8 +299,13 @@ def _on_pull_failed(session: PartitionSession, error: KeylaneError, now_ms: int)
     if session.flights.is_shared:  # the broker goes on with what it still stores
         session.output.notes.append(Note(NoteKind.MISSED, first_offset))
     elif offsets.next_offset < first_offset:
+        start = offsets.next_offset
         missed = offsets.skip_removed(first_offset)
+        if session.settings.broadcast:
+            offsets.ack(start, first_offset)
         session.output.notes.append(Note(NoteKind.MISSED, first_offset, missed))
+    elif session.settings.broadcast:
+        fail_read(session, now_ms)  # no other token helps, but the broker's own data may
     else:
         # The broker stores less than was pulled: only the owner of the next token may start over.
         stop(session, session.settings.handover_ms, now_ms)
@@ -305,6 +313,9 @@ def _on_pull_failed(session: PartitionSession, error: KeylaneError, now_ms: int)
 
 def _acquire_again(session: PartitionSession, now_ms: int) -> None:
     """Raise the fence again: the broker may have been started again."""
+    if session.settings.broadcast:
+        fail_read(session, now_ms)
+        return
     _fail(session, session.calls.pull, now_ms)
     if session.tenure.phase is SessionPhase.SERVING:
         session.tenure.phase = SessionPhase.ACQUIRING

@@ -15,6 +15,7 @@ from ...protocol.frames import (
 from ...protocol.limits import PULL_ANSWERS_MAX
 from ...protocol.offsets import Range
 from ..settings import FullPolicy
+from .broadcast import ack_here, next_read
 from .offsets import ranges_of
 from .ready import LeaveAncestor, Request, SendChanges
 from .state import PartitionSession
@@ -79,6 +80,8 @@ def _count_to_pull(session: PartitionSession, now_ms: int) -> int:
 
 def _pull(session: PartitionSession, count: int, now_ms: int) -> Request:
     settings, lease = session.settings, session.tenure.lease
+    if settings.broadcast:
+        return next_read(session)
     wait_ms = min(settings.pull_wait_ms, settings.ttl_ms)
     if session.flights.is_shared:
         session.flights.pull_size.begin(session.intake.held, now_ms)
@@ -107,7 +110,7 @@ def _renewal_ms(session: PartitionSession) -> int:
     """Return when an ack request is due although nothing is to be acked: it keeps the pull lock,
     and messages that handlers of a shared group have.
     """
-    if session.is_idle:
+    if session.settings.broadcast or session.is_idle:
         return NEVER
     idle_ms = session.settings.ttl_ms // 3
     if session.flights.is_shared and session.lanes.in_hand:
@@ -135,7 +138,9 @@ def _send_acks(session: PartitionSession, now_ms: int) -> None:
         return
     if now_ms < acks.due_ms and now_ms < _renewal_ms(session):
         return
-    if session.calls.ack.begin(now_ms):
+    if session.settings.broadcast:
+        ack_here(session)
+    elif session.calls.ack.begin(now_ms):
         request = acks.request(
             session.tenure.lease, now_ms, _held(session), session.settings.in_flight_ms
         )

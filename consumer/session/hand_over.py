@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from ...protocol.frames import Release
 from ..settings import AckMode
+from .broadcast import ack_here
 from .ready import CancelHandlers, Note, NoteKind
 from .state import PartitionSession
 from .suspects import SuspectPhase
@@ -90,6 +91,10 @@ def proceed(session: PartitionSession, now_ms: int) -> None:
         tenure.phase = SessionPhase.ENDED
         return
     if not tenure.may_release:
+        return
+    if session.settings.broadcast:
+        ack_here(session)
+        tenure.phase = SessionPhase.ENDED
         return
     if tenure.flush_until_ms == NEVER:
         tenure.flush_until_ms = now_ms + session.settings.call_timeout_ms

@@ -173,6 +173,8 @@ def _fail(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
 def _record_try(session: PartitionSession, event: MessageFailed) -> None:
     """Have the next ack request report a failed try of a message of this partition."""
     message, acks = event.message, session.acks
+    if session.settings.broadcast:  # no broker counts them
+        return
     acks.tries[message.offset] = message.attempt
     acks.failing.record(message, event.failure, is_own=True)
 
@@ -229,6 +231,8 @@ def on_hanging(session: PartitionSession, event: MessageHangs, now_ms: int) -> N
     message, acks = event.message, session.acks
     if (message.partition_id, message.offset) not in session.lanes.in_hand:
         return  # it has ended meanwhile
+    if session.settings.broadcast:  # no operator asks a broker for it
+        return
     is_new = acks.failing.record(
         message, event.failure, is_own=is_own(session, message), running_ms=event.running_ms
     )

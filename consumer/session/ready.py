@@ -1,6 +1,6 @@
 """What a session asks of its shell after an event. Pure.
 
-Frames are requests as they are. Each request but the last two is answered by one event; of one
+Frames are requests as they are. Each request but the last three is answered by one event; of one
 kind a single one is in flight, and windows are read beside each other.
 """
 
@@ -65,6 +65,10 @@ class LeaveTurn(Struct, frozen=True):
     """Let another partition have the turn."""
 
 
+class FindBroker(Struct, frozen=True):
+    """Look where the broker of the partition is now: a read has failed."""
+
+
 class CancelHandlers(Struct, frozen=True):
     """Cancel the handlers that have messages of the partition."""
 
@@ -83,6 +87,7 @@ Request = (
     | LeaveAncestor
     | TakeTurn
     | LeaveTurn
+    | FindBroker
     | CancelHandlers
 )
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from ...protocol.backoff import Backoff
 from ...protocol.message import Message
+from ...protocol.offsets import AckedOffsets
 from ...protocol.routing import ConsumeStrategy
 from ..settings import AckMode, ConsumerSettings
 from .acks import PendingAcks
@@ -28,10 +30,12 @@ NEVER_FULL = -1
 class CallSlot:
     """Whether a request of a kind is in flight, and when the next one may be sent."""
 
-    __slots__ = ("failures", "is_in_flight", "not_before_ms")
+    __slots__ = ("begun_ms", "failures", "is_in_flight", "not_before_ms")
 
     def __init__(self) -> None:
         self.is_in_flight = False
+        self.begun_ms = 0
+        """When the last one was sent."""
         self.not_before_ms = 0
         self.failures = 0
 
@@ -40,6 +44,7 @@ class CallSlot:
         if self.is_in_flight or now_ms < self.not_before_ms:
             return False
         self.is_in_flight = True
+        self.begun_ms = now_ms
         return True
 
     def end(self) -> None:
@@ -47,11 +52,11 @@ class CallSlot:
         self.is_in_flight = False
         self.failures = self.not_before_ms = 0
 
-    def fail(self, settings: ConsumerSettings, rng: random.Random, now_ms: int) -> None:
+    def fail(self, backoff: Backoff, rng: random.Random, now_ms: int) -> None:
         """Record a failure; the next request waits."""
         self.is_in_flight = False
         self.failures += 1
-        self.not_before_ms = now_ms + settings.backoff.wait_ms(self.failures, rng)
+        self.not_before_ms = now_ms + backoff.wait_ms(self.failures, rng)
 
 
 class Calls:
@@ -81,9 +86,10 @@ class Calls:
 class Intake:
     """How much of a partition was pulled and has not ended here."""
 
-    __slots__ = ("earlier_tries", "held", "resume_at")
+    __slots__ = ("earlier_tries", "held", "is_superfluous", "resume_at")
 
-    def __init__(self) -> None:
+    def __init__(self, is_superfluous: Callable[[Message], bool] | None) -> None:
+        self.is_superfluous = is_superfluous
         self.held = 0
         """The number of messages."""
         self.resume_at = NEVER_FULL
@@ -111,6 +117,9 @@ class PartitionSession:
         rejects: the filter, for messages of parked keys; None: all are wanted.
         redrives_here: False if this consumer cannot handle redriven messages.
         has_ancestors: True if the partition has parents.
+        acked: for a broadcast consumer, its acks of the partition, which the session adds to.
+        is_superfluous: for a broadcast consumer, returns True for a row whose original message was
+            handled; None: there are no such rows.
         has_callbacks: True: a hand-over waits for `ReleaseAllowed` before it flushes.
     """
 
@@ -142,13 +151,15 @@ class PartitionSession:
         rejects: Callable[[Message], bool] | None = None,
         redrives_here: bool = True,
         has_ancestors: bool = False,
+        acked: AckedOffsets | None = None,
+        is_superfluous: Callable[[Message], bool] | None = None,
         has_callbacks: bool = False,
     ) -> None:
         is_shared = settings.consume_strategy is ConsumeStrategy.SHARED
         self.settings = settings
         self.rng = rng
         self.tenure = Tenure(lease, epoch_ms, may_release=not has_callbacks)
-        self.intake = Intake()
+        self.intake = Intake(is_superfluous)
         self.offsets = PullOffsets()
         self.acks = PendingAcks()
         self.lanes = KeyLanes(is_ordered=not is_shared)
@@ -163,6 +174,10 @@ class PartitionSession:
         self.set_suspects(None)
         self.calls = Calls()
         self.output = Output()
+        if settings.broadcast:
+            self.offsets.begin_with(AckedOffsets() if acked is None else acked)
+            self.tenure.phase = SessionPhase.SERVING
+            self.tenure.is_acquired = True
         self.next_timer_ms = 0
         """The time of the last `Ready`; earlier if an ack is due earlier."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ...protocol.message import Message
 from ..settings import AckMode
+from .broadcast import leave_out_superfluous
 from .failure import TABLE, Treatment, sets_aside
 from .flights import ALONE_FROM
 from .flights import CRASHES_MAX as SHARED_CRASHES_MAX
@@ -164,6 +165,7 @@ def _open_next(session: PartitionSession, now_ms: int) -> bool:
                 message.attempt += earlier.pop(message.offset, 0)
         if session.flights.is_shared:
             messages = _note_flights(session, messages, stored, now_ms)
+        messages = leave_out_superfluous(session, messages, now_ms)
         messages = divert(session, messages, now_ms)
         lanes.opened.extend(messages)
         if messages:

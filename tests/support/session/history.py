@@ -40,6 +40,7 @@ from keylane.consumer.session.events import (
 )
 from keylane.consumer.session.ready import (
     CancelHandlers,
+    FindBroker,
     LeaveAncestor,
     LeaveTurn,
     ReadWindow,
@@ -59,10 +60,12 @@ from keylane.protocol.frames import (
     ListParked,
     Pull,
     PullShared,
+    Read,
     Release,
 )
 from keylane.protocol.groups import FailurePolicy, FullPolicy
 from keylane.protocol.message import Message
+from keylane.protocol.offsets import AckedOffsets
 from keylane.protocol.parked import (
     Failure,
     Park,
@@ -75,6 +78,8 @@ from support.session.partition_model import KEYS, PARTITION_ID, ParkedModel, Par
 
 LEASE_MS = 10_000
 GROUP = "audit"
+NO_END_MS = 1 << 53
+"""The end of the lease of a broadcast consumer."""
 FAILURE = Failure("ValueError", "bad", "test", 1, 1)
 HANG = hanging_failure("its handler has not returned", client="test", at_ms=1, attempts=0)
 _BACKOFF = Backoff(first_ms=50, max_ms=400)
@@ -102,10 +107,11 @@ EXCLUSIVE = [
 ]
 EXCLUSIVE += [settings_of(on_failure="park", on_full=full, tries_max=1) for full in FullPolicy] * 2
 AT_MOST_ONCE = [settings_of(ack=AckMode.BEFORE)]
+BROADCAST = [settings_of(broadcast=True)]
 SHARED = [settings_of(on_failure=policy, consume_strategy="shared") for policy in FailurePolicy]
 
 
-POOL = EXCLUSIVE * 2 + SHARED * 2 + AT_MOST_ONCE * 3
+POOL = EXCLUSIVE * 2 + SHARED * 2 + AT_MOST_ONCE * 3 + BROADCAST * 3
 """What histories draw their settings from."""
 ACTIONS_EACH = 60
 
@@ -129,6 +135,9 @@ class History:
         self.rng = rng
         self.settings = settings or rng.choice(EXCLUSIVE)
         self.is_shared = self.settings in SHARED
+        self.is_broadcast = self.settings.broadcast
+        self.acked = AckedOffsets()
+        """What a broadcast consumer has acked."""
         is_small = rng.random() < 0.3
         self.broker = PartitionModel(
             ranges_max=1 if is_small else 1_000, keys_max=1 if rng.random() < 0.3 else 1_000
@@ -144,16 +153,17 @@ class History:
         if rng.random() < 0.2:
             self.rejects = _is_rejected
             self.broker.rejected = lambda offset: offset % 4 == 1
-        if not self.is_shared and rng.random() < 0.2:
+        if not (self.is_shared or self.is_broadcast) and rng.random() < 0.2:
             self.adopt()
         self.offsets_of: dict[bytes, list[int]] = defaultdict(list)
         self.now_ms = 1_000
+        self.first_wanted = 0
         self.token = 0
         self.steps = 0
         self.lease_until_ms = 0
         self.in_flight_until_ms: dict[int, int] = {}
         self.is_calm = False
-        dice = 1.0 if self.is_shared else rng.random()
+        dice = 1.0 if self.is_shared or self.is_broadcast else rng.random()
         if dice < 0.15:
             self.inherit_suspects()
         elif dice < 0.25:
@@ -180,6 +190,7 @@ class History:
         self.suspects: set[int] = set()
         self.accused: set[int] = set()
         self.free = 0
+        self.empty_read_ms = -1
         self.refused: set[int] = set()
         """Ancestors that did not want to be told; the next owner tries again."""
         self.received = 0
@@ -197,6 +208,8 @@ class History:
             rng,
             epoch_ms=10**12,
             rejects=self.rejects,
+            acked=self.acked,
+            is_superfluous=self.rejects if self.is_broadcast else None,
             has_ancestors=bool(self.broker.ancestors),
         )
         self.renew()
@@ -231,7 +244,7 @@ class History:
             self.broker.adopt(source, key)
 
     def renew(self) -> None:
-        until_ms = self.now_ms + LEASE_MS
+        until_ms = NO_END_MS if self.is_broadcast else self.now_ms + LEASE_MS
         if self.now_ms < self.lease_until_ms or not self.session.tenure.until_ms:
             self.lease_until_ms = until_ms
         self.feed(LeaseGranted(until_ms))
@@ -257,7 +270,18 @@ class History:
                     self._begin(message)
                     self.hands[message.partition_id, message.offset] = message
         self._check_timer()
+        if self.is_broadcast:
+            self._take_acks()
         return ready
+
+    def _take_acks(self) -> None:
+        """A broadcast consumer's acks are in the process."""
+        broker = self.broker
+        acked = {offset for offset in range(len(broker.keys)) if offset in self.acked}
+        unhandled = acked - broker.handled - broker.skipped - set(range(self.first_wanted))
+        if any(not broker.rejected(offset) for offset in unhandled):
+            raise BrokenPromiseError(f"acked, but never handled: {unhandled}")
+        broker.acked |= acked
 
     def _take_request(self, request: Any) -> None:
         kind = type(request)
@@ -265,6 +289,10 @@ class History:
             self.must_cancel = True
         elif kind is LeaveTurn:
             self.has_turn = False
+        elif self.is_broadcast and kind not in {Read, FindBroker}:
+            raise BrokenPromiseError(f"a broker learns of a broadcast consumer: {request}")
+        elif kind is FindBroker:
+            pass
         else:
             if kind is not ReadWindow and any(type(each) is kind for each in self.calls):
                 raise BrokenPromiseError(f"two requests in flight: {request}")
@@ -272,7 +300,9 @@ class History:
                 raise BrokenPromiseError("more is pulled than free workers can begin")
             if kind is Release and (self.hands or self.run):
                 raise BrokenPromiseError("released while a handler has a message")
-            if kind is Pull and self.is_paused:
+            if kind is Read and self.empty_read_ms == self.now_ms:
+                raise BrokenPromiseError("a read that brought nothing is repeated at once")
+            if kind in {Pull, Read} and self.is_paused:
                 raise BrokenPromiseError("pulled in a pause")
             if kind is Ack:
                 self._check_failing(request)
@@ -338,7 +368,8 @@ class History:
         if session.tenure.phase is not SessionPhase.SERVING or slot.is_in_flight:
             return
         due_ms = session.acks.due_ms
-        if self.hands or not session.calls.pull.is_in_flight:
+        is_renewed = not self.is_broadcast
+        if is_renewed and (self.hands or not session.calls.pull.is_in_flight):
             due_ms = min(due_ms, session.acks.sent_ms + LEASE_MS // 3)
         due_ms = max(due_ms, slot.not_before_ms)
         if session.tenure.is_acquired and due_ms < self.wait_until_ms:
@@ -355,6 +386,8 @@ class History:
             raise BrokenPromiseError(f"offset {offset} begins in a pause or a hand-over")
         if self.is_fenced:
             raise BrokenPromiseError(f"offset {offset} begins after a fence")
+        if self.is_broadcast and broker.rejected(offset):
+            raise BrokenPromiseError(f"row {offset} begins although its original was handled")
         where = broker.where_parked(offset)
         is_early = self.is_early and not where
         if is_early and (offset in self.ever or offset not in broker.acked):
@@ -500,6 +533,9 @@ class History:
 
     def _serve_pull(self, request: Pull) -> Any:
         self.broker.check_token(self.own_token)
+        return self._serve_read(request)
+
+    def _serve_read(self, request: Pull | Read) -> Any:
         rng, start = self.rng, request.offset
         self.broker.pulled_to = max(self.broker.pulled_to, start)
         sizes = self.batch_sizes(rng)
@@ -508,6 +544,8 @@ class History:
         batches = self.broker.batches(start, sizes)
         end = len(self.broker.keys)
         upto = batches[-1].end if batches else request.offset
+        has_waited = self.now_ms - self.session.calls.pull.begun_ms > 2_000
+        self.empty_read_ms = -1 if batches or has_waited else self.now_ms
         sealed = self.broker.is_sealed and upto == end
         return Pulled(batches, upto, end, sealed, self.broker.version)
 
@@ -765,9 +803,17 @@ class History:
     def crash(self) -> None:
         """The process ends, and another one takes over after its lease."""
         self.lease_until_ms = 0
+        if self.is_broadcast and not self.session.has_ended:
+            self.begin_at_the_end()
         for offset in self.in_flight_until_ms:
             self.in_flight_until_ms[offset] = 0
         self.open()
+
+    def begin_at_the_end(self) -> None:
+        """Nothing is stored of a broadcast consumer: another process begins with later messages."""
+        self.first_wanted = end = len(self.broker.keys)
+        self.broker.skipped.update(set(range(end)) - self.broker.handled)
+        self.acked = AckedOffsets(end)
 
     def fence(self) -> None:
         """Another owner has come and gone, without a trace but its token."""
@@ -903,6 +949,7 @@ _SERVE: dict[type, Callable[[History, Any], Any]] = {
     Acquire: History._serve_acquire,
     AcquireShared: History._serve_acquire,
     Pull: History._serve_pull,
+    Read: History._serve_read,
     PullShared: History._serve_shared,
     Ack: History._serve_ack,
     SendChanges: History._serve_changes,

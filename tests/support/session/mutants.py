@@ -320,6 +320,30 @@ def released_suspect_handed_out_beside_others(patches: Patches) -> None:
     patches.set(KeyLanes, "put_back", lambda self, messages: self.extra.extend(messages))
 
 
+# ── broadcast ─────────────────────────────────────────────────────────────────────────────────────
+def local_acks_forgotten(patches: Patches) -> None:
+    """The next session of a broadcast consumer begins with what this one has handled."""
+
+    def ack(self: Any, start: int, end: int) -> None:
+        self.cursor = max(self.cursor, end)
+
+    patches.set(PullOffsets, "ack", ack)
+
+
+def empty_reads_follow_at_once(patches: Patches) -> None:
+    """A broker that does not wait for messages is asked without a pause."""
+
+    def end_read(session: Any, now_ms: int, *, is_empty: bool) -> None:
+        session.calls.pull.end()
+
+    patches.set(answers, "end_read", end_read)
+
+
+def superfluous_rows_handed_out(patches: Patches) -> None:
+    """A row is handed out whose original was handled."""
+    patches.set(taking, "leave_out_superfluous", lambda session, messages, now_ms: messages)
+
+
 # ── suspects ──────────────────────────────────────────────────────────────────────────────────────
 def suspects_ignored(patches: Patches) -> None:
     patches.set(taking, "_take_suspect", lambda session, suspects, now_ms: False)
@@ -502,6 +526,9 @@ MUTANTS = [
         retries_wait_for_an_unreadable_message,
         unreadable_message_given_up,
         held_retries_forgotten,
+        local_acks_forgotten,
+        empty_reads_follow_at_once,
+        superfluous_rows_handed_out,
         ancestor_told_while_it_is_needed,
         ancestor_noted_before_it_is_told,
         ancestor_never_told,
