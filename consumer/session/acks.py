@@ -2,7 +2,7 @@
 
 Invariant
     What a request reported is dropped only when the broker has stored it: offsets, failed tries,
-    begun suspects.
+    begun suspects. Each request names the oldest message that fails or hangs, if there is one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from itertools import islice
 from ...protocol.frames import Ack
 from ...protocol.message import Message
 from ...protocol.offsets import Range
+from .failing import FailingMessages
 from .offsets import HandledOffsets
 from .tenure import NEVER, Lease
 
@@ -21,7 +22,16 @@ TRIES_PER_ACK = 1_000
 class PendingAcks:
     """The acks of one session."""
 
-    __slots__ = ("awaited", "begun", "due_ms", "handled", "sent", "sent_ms", "tries")
+    __slots__ = (
+        "awaited",
+        "begun",
+        "due_ms",
+        "failing",
+        "handled",
+        "sent",
+        "sent_ms",
+        "tries",
+    )
 
     def __init__(self) -> None:
         self.handled = HandledOffsets()
@@ -33,6 +43,7 @@ class PendingAcks:
         """The failed tries by offset that are not stored."""
         self.begun: dict[int, int] = {}
         """The crash counts of suspects that begin, by offset, until they are stored."""
+        self.failing = FailingMessages()
         self.sent: Ack | None = None
         """The request in flight."""
         self.awaited: dict[tuple[int, int], Message] = {}
@@ -54,7 +65,11 @@ class PendingAcks:
         tries = tuple(islice(self.tries.items(), TRIES_PER_ACK)) if self.tries else ()
         begun = tuple(self.begun.items()) if self.begun else ()
         ranges = self.handled.take()
-        self.sent = Ack(*lease, ranges, tries, None, begun, held, in_flight_ms if held else 0)
+        failing = None
+        if self.failing:
+            self.failing.forget_acked(ranges)
+            failing = self.failing.oldest(self.handled)
+        self.sent = Ack(*lease, ranges, tries, failing, begun, held, in_flight_ms if held else 0)
         return self.sent
 
     def confirm(self) -> tuple[Range, ...]:

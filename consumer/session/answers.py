@@ -27,12 +27,21 @@ from ...protocol.frames import (
     Release,
     Released,
 )
+from ...protocol.parked import AncestorNotified
 from ..settings import AckMode
-from .events import CallFailed, FlightsPulled, KeysListed, OperatorChanged, Pulled
+from .broadcast import end_read, fail_read
+from .events import (
+    AncestorLeft,
+    CallFailed,
+    FlightsPulled,
+    KeysListed,
+    OperatorChanged,
+    Pulled,
+)
 from .failure import sets_aside
 from .hand_over import fence, stop
 from .lanes import ClosedBatch
-from .ready import Note, NoteKind, ReadWindow, SendChanges
+from .ready import LeaveAncestor, Note, NoteKind, ReadWindow, SendChanges
 from .state import CallSlot, PartitionSession
 from .suspects import SuspectMessages, SuspectPhase
 from .taking import end_suspect, hand_out_suspect
@@ -71,6 +80,14 @@ def on_keys_listed(session: PartitionSession, event: KeysListed, now_ms: int) ->
         session.tenure.is_acquired = True
 
 
+def on_ancestor_left(session: PartitionSession, event: AncestorLeft, _now_ms: int) -> None:
+    """An ancestor knows that it is not needed: have the broker store that it was told."""
+    session.calls.leave.end()
+    if session.tenure.is_live:  # the next owner tells it again otherwise
+        session.parking.ancestors.end(event.source, is_told=True)
+        session.parking.add(AncestorNotified(event.source))
+
+
 def on_operator_changed(session: PartitionSession, event: OperatorChanged, _now_ms: int) -> None:
     """An operator has changed parked messages."""
     session.parking.version = max(session.parking.version, event.version)
@@ -79,7 +96,9 @@ def on_operator_changed(session: PartitionSession, event: OperatorChanged, _now_
 # ── pulls ─────────────────────────────────────────────────────────────────────────────────────────
 def on_pulled(session: PartitionSession, event: Pulled, now_ms: int) -> None:
     """Batches are here."""
-    if not event.has_more:
+    if session.settings.broadcast:
+        end_read(session, now_ms, is_empty=not event.batches)
+    elif not event.has_more:
         session.calls.pull.end()
     if not session.tenure.is_live:
         return
@@ -134,7 +153,9 @@ def on_flights_pulled(session: PartitionSession, event: FlightsPulled, now_ms: i
         ]
         if ranges:
             session.lanes.stored.append(ClosedBatch(batch, ranges, limit_ms))
-            session.intake.held += sum(end - start for start, end in ranges)
+            count = sum(end - start for start, end in ranges)
+            session.intake.held += count
+            flights.pull_size.received += count
             offsets.next_offset = max(offsets.next_offset, ranges[-1][1])
     offsets.cursor = max(offsets.cursor, event.cursor)
     if event.is_sealed:
@@ -214,12 +235,27 @@ def on_call_failed(session: PartitionSession, event: CallFailed, now_ms: int) ->
         _fail(session, session.calls.acquire, now_ms)
     elif isinstance(request, ListParked):
         _fail(session, session.calls.list_keys, now_ms)
-    if isinstance(error, FencedError) and not isinstance(request, Release | ReadWindow):
+        session.parking.ancestors.note_freed()
+    elif isinstance(request, LeaveAncestor):
+        _on_leave_failed(session, request.source, error, now_ms)
+    others = Release | ReadWindow | LeaveAncestor  # their brokers know other fences
+    if isinstance(error, FencedError) and not isinstance(request, others):
         fence(session, error.current_token or 0, now_ms)
 
 
+def _on_leave_failed(
+    session: PartitionSession, source: int, error: KeylaneError, now_ms: int
+) -> None:
+    """An ancestor was not told: it is told after a pause, unless it was reset since then."""
+    if isinstance(error, FencedError):
+        session.calls.leave.end()
+        session.parking.ancestors.end(source, is_told=False)
+    else:
+        _fail(session, session.calls.leave, now_ms)
+
+
 def _fail(session: PartitionSession, slot: CallSlot, now_ms: int) -> None:
-    slot.fail(session.settings, session.rng, now_ms)
+    slot.fail(session.settings.backoff, session.rng, now_ms)
 
 
 def _on_ack_failed(session: PartitionSession, error: KeylaneError, now_ms: int) -> None:
@@ -263,8 +299,13 @@ def _on_pull_failed(session: PartitionSession, error: KeylaneError, now_ms: int)
     if session.flights.is_shared:  # the broker goes on with what it still stores
         session.output.notes.append(Note(NoteKind.MISSED, first_offset))
     elif offsets.next_offset < first_offset:
+        start = offsets.next_offset
         missed = offsets.skip_removed(first_offset)
+        if session.settings.broadcast:
+            offsets.ack(start, first_offset)
         session.output.notes.append(Note(NoteKind.MISSED, first_offset, missed))
+    elif session.settings.broadcast:
+        fail_read(session, now_ms)  # no other token helps, but the broker's own data may
     else:
         # The broker stores less than was pulled: only the owner of the next token may start over.
         stop(session, session.settings.handover_ms, now_ms)
@@ -272,6 +313,9 @@ def _on_pull_failed(session: PartitionSession, error: KeylaneError, now_ms: int)
 
 def _acquire_again(session: PartitionSession, now_ms: int) -> None:
     """Raise the fence again: the broker may have been started again."""
+    if session.settings.broadcast:
+        fail_read(session, now_ms)
+        return
     _fail(session, session.calls.pull, now_ms)
     if session.tenure.phase is SessionPhase.SERVING:
         session.tenure.phase = SessionPhase.ACQUIRING

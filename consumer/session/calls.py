@@ -15,8 +15,9 @@ from ...protocol.frames import (
 from ...protocol.limits import PULL_ANSWERS_MAX
 from ...protocol.offsets import Range
 from ..settings import FullPolicy
+from .broadcast import ack_here, next_read
 from .offsets import ranges_of
-from .ready import Request, SendChanges
+from .ready import LeaveAncestor, Request, SendChanges
 from .state import PartitionSession
 from .suspects import SuspectPhase
 from .tenure import NEVER, SessionPhase
@@ -36,39 +37,54 @@ def send_due(session: PartitionSession, now_ms: int) -> None:
         requests.append(kind(*lease, settings.ttl_ms))
     if tenure.phase is SessionPhase.SERVING:
         parking = session.parking
-        if parking.version > parking.listed_version and session.calls.list_keys.begin(now_ms):
+        must_list = parking.version > parking.listed_version or parking.ancestors.must_list
+        if must_list and session.calls.list_keys.begin(now_ms):
             parking.freed.clear()
+            parking.ancestors.must_list = False
             requests.append(ListParked(*lease, 0))
         if tenure.is_acquired:
             read_due(session, now_ms)
-        if _may_pull(session, now_ms) and calls.pull.begin(now_ms):
-            requests.append(_pull(session))
+            unneeded = parking.ancestors.unneeded
+            if unneeded and calls.leave.begin(now_ms):
+                requests.append(LeaveAncestor(unneeded[0]))
+        if not calls.pull.is_in_flight:
+            count = _count_to_pull(session, now_ms)
+            if count and calls.pull.begin(now_ms):
+                requests.append(_pull(session, count, now_ms))
     if tenure.may_ack:
         _send_changes(session, now_ms)
         _send_acks(session, now_ms)
 
 
 # ── pulls ─────────────────────────────────────────────────────────────────────────────────────────
-def _may_pull(session: PartitionSession, now_ms: int) -> bool:
-    tenure, offsets, settings = session.tenure, session.offsets, session.settings
-    is_shared = session.flights.is_shared
-    limit = settings.in_flight_messages if is_shared else settings.buffer_messages
-    return (
-        tenure.may_hand_out(now_ms)
-        and session.intake.has_room(limit)
-        and not (session.acks.handled.is_refused and not is_shared)
+def _count_to_pull(session: PartitionSession, now_ms: int) -> int:
+    """Return how many messages to pull; 0: none. An exclusive group's pull has no such limit."""
+    offsets, settings, held = session.offsets, session.settings, session.intake.held
+    may_pull = (
+        session.tenure.may_hand_out(now_ms)
         and session.parking.has_room
         and session.redrives.has_room
-        and not (offsets.is_acked_to_end if is_shared else offsets.is_exhausted)
     )
+    if session.flights.is_shared:
+        if not may_pull or offsets.is_acked_to_end:
+            return 0
+        return session.flights.pull_size.decide(held, settings.in_flight_messages, now_ms)
+    may_pull = (
+        may_pull
+        and session.intake.has_room(settings.buffer_messages)
+        and not session.acks.handled.is_refused
+        and not offsets.is_exhausted
+    )
+    return 1 if may_pull else 0
 
 
-def _pull(session: PartitionSession) -> Request:
+def _pull(session: PartitionSession, count: int, now_ms: int) -> Request:
     settings, lease = session.settings, session.tenure.lease
+    if settings.broadcast:
+        return next_read(session)
     wait_ms = min(settings.pull_wait_ms, settings.ttl_ms)
     if session.flights.is_shared:
-        # The shell asks for fewer if fewer workers are free.
-        count = settings.in_flight_messages - session.intake.held
+        session.flights.pull_size.begin(session.intake.held, now_ms)
         wait_ms = min(wait_ms, settings.ttl_ms // 3, settings.in_flight_ms // 3)
         return PullShared(*lease, count, settings.pull_bytes, wait_ms, settings.in_flight_ms)
     offset, tags = session.offsets.next_offset, tuple(settings.tags or ())
@@ -91,7 +107,11 @@ def _send_changes(session: PartitionSession, now_ms: int) -> None:
 
 
 def _renewal_ms(session: PartitionSession) -> int:
-    """Return when an ack request is due although nothing is to be acked."""
+    """Return when an ack request is due although nothing is to be acked: it keeps the pull lock,
+    and messages that handlers of a shared group have.
+    """
+    if session.settings.broadcast or session.is_idle:
+        return NEVER
     idle_ms = session.settings.ttl_ms // 3
     if session.flights.is_shared and session.lanes.in_hand:
         idle_ms = min(idle_ms, session.flights.renewal_ms)
@@ -118,7 +138,9 @@ def _send_acks(session: PartitionSession, now_ms: int) -> None:
         return
     if now_ms < acks.due_ms and now_ms < _renewal_ms(session):
         return
-    if session.calls.ack.begin(now_ms):
+    if session.settings.broadcast:
+        ack_here(session)
+    elif session.calls.ack.begin(now_ms):
         request = acks.request(
             session.tenure.lease, now_ms, _held(session), session.settings.in_flight_ms
         )

@@ -68,6 +68,14 @@ class KeysListed(Struct, frozen=True, gc=False):
     rows: Sequence[ParkedKeyRow]
     aside: Sequence[tuple[int, int, int, int]] = ()
     """(tries, source, start, end)"""
+    unneeded_ancestors: Sequence[int] = ()
+    """Partitions that keep messages for the group, of which none is parked any more."""
+
+
+class AncestorLeft(Struct, frozen=True):
+    """An ancestor was told that none of its messages is needed, or is gone."""
+
+    source: int
 
 
 class WindowRead(Struct, frozen=True, gc=False):
@@ -79,6 +87,21 @@ class WindowRead(Struct, frozen=True, gc=False):
     """(source, start, end) of messages that retention has removed."""
     left: Sequence[Range] = ()
     """For a retry, what was not read yet."""
+    first_row: int = 0
+    """How many rows of the key were passed over before those that were read."""
+
+
+class SourceUnreadable(Struct, frozen=True):
+    """The first messages of a window cannot be read: their source does not answer, or is damaged
+    there.
+    """
+
+    number: int
+    source: int
+    upto: int | None = None
+    """The offset after what is damaged; None: nothing of the source can be read now."""
+    first_row: int = 0
+    """How many rows of the key were passed over before these."""
 
 
 class CallFailed(Struct, frozen=True, gc=False):
@@ -101,6 +124,14 @@ class WorkWanted(Struct, frozen=True):
     retries: int = 1
     run: int = 0
     """How many messages it would take as a run; 0: it takes none."""
+
+
+class WorkersFree(Struct, frozen=True):
+    """So many messages can begin in free workers of the consumer; if negative, so many wait for a
+    worker. A shared group's session pulls accordingly.
+    """
+
+    count: int
 
 
 class RunEnded(Struct, frozen=True):
@@ -130,6 +161,15 @@ class MessageFailed(Struct, frozen=True, gc=False):
     is_asked: bool = False
     """True if another try was asked for, and nothing failed."""
     wanted: int = 0
+
+
+class MessageHangs(Struct, frozen=True, gc=False):
+    """A message has been in its handler, or with the program, for long."""
+
+    message: Message
+    failure: Failure
+    """What operators read: that it has not returned, and after how many failed tries."""
+    running_ms: int
 
 
 class MessagesReturned(Struct, frozen=True, gc=False):
@@ -174,13 +214,17 @@ Event = (
     | Pulled
     | FlightsPulled
     | KeysListed
+    | AncestorLeft
     | WindowRead
+    | SourceUnreadable
     | CallFailed
     | OperatorChanged
     | WorkWanted
+    | WorkersFree
     | RunEnded
     | MessagesHandled
     | MessageFailed
+    | MessageHangs
     | MessagesReturned
     | Paused
     | Stopped

@@ -11,6 +11,7 @@ Invariants
 from __future__ import annotations
 
 from ...protocol.ids import MAX_I64
+from .pull_size import PullSize
 
 RENEWALS_PER_FLIGHT = 6
 ALONE_FROM = 2
@@ -22,7 +23,7 @@ CRASHES_MAX = 3
 class Flights:
     """The messages of one partition of a shared group that are in flight at this session."""
 
-    __slots__ = ("_in_flight_ms", "begin_until_ms", "crashes", "is_shared", "renewed_ms")
+    __slots__ = ("_in_flight_ms", "begin_until_ms", "crashes", "is_shared", "pull_size")
 
     def __init__(self, in_flight_ms: int, *, is_shared: bool) -> None:
         self._in_flight_ms = in_flight_ms
@@ -31,8 +32,7 @@ class Flights:
         """Until when a message that is in hand or waits for a retry may begin again, by offset."""
         self.crashes: dict[int, int] = {}
         """How many processes ended with a message in flight, by offset."""
-        self.renewed_ms = 0
-        """When a request last renewed messages."""
+        self.pull_size = PullSize()
 
     def begin_limit_ms(self, sent_ms: int) -> int:
         """Return until when messages of a pull that was sent at `sent_ms` may begin."""

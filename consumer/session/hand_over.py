@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from ...protocol.frames import Release
 from ..settings import AckMode
+from .broadcast import ack_here
 from .ready import CancelHandlers, Note, NoteKind
 from .state import PartitionSession
 from .suspects import SuspectPhase
@@ -50,6 +51,7 @@ def _drop_waiting(session: PartitionSession) -> None:
     lanes.clear()
     for ref in [ref for ref in redrives.owners if ref not in lanes.in_hand]:
         redrives.owners.pop(ref).out.discard(ref)
+        session.acks.failing.forget(ref)
     redrives.clear()
     is_first = session.settings.ack is AckMode.BEFORE
     session.intake.held = (
@@ -89,6 +91,10 @@ def proceed(session: PartitionSession, now_ms: int) -> None:
         tenure.phase = SessionPhase.ENDED
         return
     if not tenure.may_release:
+        return
+    if session.settings.broadcast:
+        ack_here(session)
+        tenure.phase = SessionPhase.ENDED
         return
     if tenure.flush_until_ms == NEVER:
         tenure.flush_until_ms = now_ms + session.settings.call_timeout_ms

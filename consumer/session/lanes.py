@@ -212,7 +212,11 @@ class KeyLanes:
             if message.key:
                 back += self.busy.pop(message.key) or ()
         self.again.clear()
-        self.opened = deque(sorted([*back, *self.opened], key=by_offset))
+        self.put_back(back)
+
+    def put_back(self, messages: list[Message]) -> None:
+        """Put messages among the opened ones, in the order of their offsets."""
+        self.opened = deque(sorted([*messages, *self.opened], key=by_offset))
 
     # ── removals ──────────────────────────────────────────────────────────────────────────────────
     def remove_key(self, key: bytes, matches: Callable[[Message], bool]) -> list[Message]:

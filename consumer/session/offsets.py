@@ -21,10 +21,11 @@ RANGES_PER_ACK = 1_000
 class PullOffsets:
     """The offsets that are pulled next, and those that the broker has acks of."""
 
-    __slots__ = ("_acked", "_acked_end", "cursor", "end_offset", "missed", "next_offset")
+    __slots__ = ("_acked_end", "acked", "cursor", "end_offset", "missed", "next_offset")
 
     def __init__(self) -> None:
-        self._acked = AckedOffsets()
+        self.acked = AckedOffsets()
+        """What is acked, as far as it decides what is handed out."""
         self._acked_end = 0
         self.next_offset = -1
         """The first offset that is not pulled; -1 before `begin`."""
@@ -47,9 +48,13 @@ class PullOffsets:
 
     def begin(self, cursor: int, ranges: tuple[Range, ...]) -> None:
         """Begin at `cursor`; the `ranges` above it are acked."""
-        self._acked = AckedOffsets(cursor, list(ranges))
-        self._acked_end = max((cursor, *(end for _, end in ranges)))
-        self.next_offset = self.cursor = cursor
+        self.begin_with(AckedOffsets(cursor, list(ranges)))
+
+    def begin_with(self, acked: AckedOffsets) -> None:
+        """Begin with the first offset that is not acked."""
+        self.acked = acked
+        self._acked_end = max((acked.cursor, *(end for _, end in acked.ranges)))
+        self.next_offset = self.cursor = acked.cursor
 
     def take(self, start: int, end: int) -> list[Range]:
         """
@@ -66,29 +71,34 @@ class PullOffsets:
                 f"the broker has left out messages [{self.next_offset}, {start}) of an answer"
             )
         ranges: list[Range] = []
-        low = self._acked.next_unacked(max(start, self.next_offset))
+        low = self.acked.next_unacked(max(start, self.next_offset))
         while low < end:
-            high = min(end, self._acked.next_acked(low))
+            high = min(end, self.acked.next_acked(low))
             ranges.append((low, high))
-            low = self._acked.next_unacked(high)
+            low = self.acked.next_unacked(high)
         self.next_offset = max(end, self.next_offset)
         return ranges
+
+    def ack(self, start: int, end: int) -> None:
+        """Ack `[start, end)` here, because no broker keeps a cursor."""
+        self.acked.add(start, end)
+        self.cursor = self.acked.cursor
 
     def mark_acked(self, offset: int) -> None:
         """Record that a message of a shared group was handled here: it is not begun again, even if
         the broker hands it out before it has the ack.
         """
-        self._acked.add(offset, offset + 1)
+        self.acked.add(offset, offset + 1)
 
     def is_acked(self, offset: int) -> bool:
         """Return True if a message is known to be handled."""
-        return offset in self._acked
+        return offset in self.acked
 
     def skip_removed(self, first_offset: int) -> int:
         """Continue at `first_offset`, because older messages are removed. Return how many of them
         were not acked.
         """
-        missed = self._acked.count_unacked(self.next_offset, first_offset)
+        missed = self.acked.count_unacked(self.next_offset, first_offset)
         self.next_offset = first_offset
         self.missed += missed
         return missed

@@ -2,6 +2,7 @@
 
 handled ─▶ of this partition: an offset to ack; redriven: no longer parked
 failed  ─▶ `failure.py` ─▶ again in place, aside, parked, dead
+hanging ─▶ named to operators until it has ended
 returned ─▶ handed out again here, or by the next owner
 """
 
@@ -12,7 +13,13 @@ from collections.abc import Sequence
 from ...protocol.message import Message
 from ...protocol.parked import Unpark
 from ..settings import AckMode
-from .events import MessageFailed, MessagesHandled, MessagesReturned, RunEnded
+from .events import (
+    MessageFailed,
+    MessageHangs,
+    MessagesHandled,
+    MessagesReturned,
+    RunEnded,
+)
 from .failure import Treatment, decide_treatment, pause_ms
 from .offsets import ranges_of
 from .ready import FailureOutcome
@@ -88,7 +95,11 @@ def _ack(session: PartitionSession, message: Message, now_ms: int) -> None:
     if session.flights.is_shared:
         session.flights.end(offset)
         session.offsets.mark_acked(offset)
-    if mode is not AckMode.BEFORE:
+        if not session.calls.pull.is_in_flight:
+            session.next_timer_ms = now_ms  # fast handlers may make another pull worth it
+    if mode is AckMode.BEFORE:
+        session.acks.failing.forget((message.partition_id, offset))
+    else:
         session.acks.handled.add(offset, offset + 1)
     if mode is AckMode.EACH:
         session.acks.awaited[message.partition_id, offset] = message
@@ -107,6 +118,7 @@ def _unpark(session: PartitionSession, message: Message) -> None:
     window = session.redrives.owners.pop(ref)
     window.out.discard(ref)
     window.unstored += 1
+    session.acks.failing.forget(ref)
     session.intake.held -= 1
     offset_range = message.offset, message.offset + 1
     change = Unpark(window.key, message.partition_id, (offset_range,))
@@ -121,8 +133,9 @@ def on_failed(session: PartitionSession, event: MessageFailed, now_ms: int) -> N
     del session.lanes.in_hand[ref]
     suspects = session.suspects
     is_suspect = suspects is not None and suspects.is_present(message)
-    if session.settings.ack is AckMode.BEFORE:
+    if session.settings.ack is AckMode.BEFORE and is_own(session, message):
         session.output.notes.append(FailureOutcome(message, Treatment.LOST))
+        session.acks.failing.forget(ref)
         session.intake.held -= 1
         session.lanes.finish(message)
     elif is_own(session, message):
@@ -138,7 +151,7 @@ def _fail(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
     message, settings = event.message, session.settings
     if not (session.tenure.is_live and now_ms < session.tenure.until_ms):
         # The next owner hands it out; this try counts.
-        session.acks.tries[message.offset] = message.attempt
+        _record_try(session, event)
         session.make_ack_due(now_ms)
         session.intake.held -= 1
         return
@@ -152,9 +165,18 @@ def _fail(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
         )
         session.output.notes.append(FailureOutcome(message, treatment, pause))
         return
-    session.acks.tries[message.offset] = message.attempt
+    _record_try(session, event)
     _make_ack_due(session, now_ms)
     _wait(session, event, now_ms)
+
+
+def _record_try(session: PartitionSession, event: MessageFailed) -> None:
+    """Have the next ack request report a failed try of a message of this partition."""
+    message, acks = event.message, session.acks
+    if session.settings.broadcast:  # no broker counts them
+        return
+    acks.tries[message.offset] = message.attempt
+    acks.failing.record(message, event.failure, is_own=True)
 
 
 def _wait(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
@@ -181,6 +203,8 @@ def _fail_redriven(session: PartitionSession, event: MessageFailed, now_ms: int)
         session.settings, attempt=message.attempt, has_order=has_order, is_asked=event.is_asked
     )
     if treatment is Treatment.AGAIN:
+        session.acks.failing.record(message, event.failure, is_own=False)
+        _make_ack_due(session, now_ms)
         _wait(session, event, now_ms)
         return
     del session.redrives.owners[message.partition_id, message.offset]
@@ -196,9 +220,24 @@ def _forget_redriven(session: PartitionSession, message: Message) -> None:
     ref = message.partition_id, message.offset
     window = session.redrives.owners.pop(ref)
     window.out.discard(ref)
+    session.acks.failing.forget(ref)
     session.intake.held -= 1
     if not window.out:
         session.redrives.end(window)
+
+
+def on_hanging(session: PartitionSession, event: MessageHangs, now_ms: int) -> None:
+    """A handler takes long. Operators learn it soon, and how long it takes with later requests."""
+    message, acks = event.message, session.acks
+    if (message.partition_id, message.offset) not in session.lanes.in_hand:
+        return  # it has ended meanwhile
+    if session.settings.broadcast:  # no operator asks a broker for it
+        return
+    is_new = acks.failing.record(
+        message, event.failure, is_own=is_own(session, message), running_ms=event.running_ms
+    )
+    if is_new:
+        _make_ack_due(session, now_ms)
 
 
 def on_returned(session: PartitionSession, event: MessagesReturned, now_ms: int) -> None:
@@ -209,6 +248,7 @@ def on_returned(session: PartitionSession, event: MessagesReturned, now_ms: int)
         if session.tenure.is_live and now_ms < session.tenure.until_ms:
             lanes.again.append(message)
         elif is_own(session, message):
+            session.acks.failing.forget((message.partition_id, message.offset))
             session.intake.held -= 1
         else:
             _forget_redriven(session, message)

@@ -30,6 +30,7 @@ from ...protocol.parked import (
     Shift,
     is_loose,
 )
+from .ancestors import Ancestors
 
 CHANGES_MAX = 500
 """The largest number of changes in a request, so that its record stays far below the largest batch
@@ -55,12 +56,14 @@ class PartitionParking:
 
     Args:
         rejects: returns True for a message that the filter leaves out; None: there is no filter.
+        has_ancestors: True if the partition has parents.
     """
 
     __slots__ = (
         "_is_one_at_a_time",
         "_others",
         "_parks",
+        "ancestors",
         "failures",
         "freed",
         "in_flight",
@@ -73,8 +76,14 @@ class PartitionParking:
         "version",
     )
 
-    def __init__(self, rejects: Callable[[Message], bool] | None = None) -> None:
+    def __init__(
+        self,
+        rejects: Callable[[Message], bool] | None = None,
+        *,
+        has_ancestors: bool = False,
+    ) -> None:
         self.rejects = rejects
+        self.ancestors = Ancestors(exist=has_ancestors)
         self.keys: set[ParkKey] = set()
         """The keys whose messages are not handed out."""
         self.failures: dict[ParkKey, Failure] = {}

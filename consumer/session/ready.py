@@ -1,6 +1,6 @@
 """What a session asks of its shell after an event. Pure.
 
-Frames are requests as they are. Each request but the last two is answered by one event; of one
+Frames are requests as they are. Each request but the last three is answered by one event; of one
 kind a single one is in flight, and windows are read beside each other.
 """
 
@@ -43,6 +43,18 @@ class ReadWindow(Struct, frozen=True):
     ranges: tuple[Range, ...]
     """The messages, for a retry; (): the first `count` ones of the key."""
     count: int
+    passed_over: tuple[tuple[int, int], ...] = ()
+    """The offsets below which messages of a source are left out, as (source, offset)."""
+    first_row: int = 0
+    """How many rows at the front of the key are handled or passed over."""
+
+
+class LeaveAncestor(Struct, frozen=True):
+    """Tell the partition `source` that this one needs none of its parked messages any more, unless
+    it is gone. Answer: AncestorLeft.
+    """
+
+    source: int
 
 
 class TakeTurn(Struct, frozen=True):
@@ -51,6 +63,10 @@ class TakeTurn(Struct, frozen=True):
 
 class LeaveTurn(Struct, frozen=True):
     """Let another partition have the turn."""
+
+
+class FindBroker(Struct, frozen=True):
+    """Look where the broker of the partition is now: a read has failed."""
 
 
 class CancelHandlers(Struct, frozen=True):
@@ -68,8 +84,10 @@ Request = (
     | Release
     | SendChanges
     | ReadWindow
+    | LeaveAncestor
     | TakeTurn
     | LeaveTurn
+    | FindBroker
     | CancelHandlers
 )
 

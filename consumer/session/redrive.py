@@ -7,18 +7,19 @@
 Invariants
     Handlers have the messages of at most one window of a key. A window ends only when the broker
     has stored what became of each of its messages. After an owner that ended without a release, one
-    key at a time is redriven, and it is parked again before its messages are handed out.
+    key at a time is redriven, and it is parked again before its messages are handed out. A window
+    that cannot be read waits, and no other waits for it.
 """
 
 from __future__ import annotations
 
 import enum
-import heapq
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from ...protocol.offsets import Range
 from ...protocol.parked import RETRIED, Failure, ParkKey
+from .aside import AsideMessages
+from .unreadable import UnreadableRows
 
 WINDOW = 100
 """The largest number of messages in a window."""
@@ -51,6 +52,7 @@ class Window:
         "failure",
         "failures",
         "gives_up",
+        "is_probe",
         "is_stopped",
         "key",
         "not_before_ms",
@@ -59,6 +61,7 @@ class Window:
         "phase",
         "ranges",
         "source",
+        "unreadable",
         "unstored",
     )
 
@@ -69,6 +72,9 @@ class Window:
         self.source = 0
         self.ranges: tuple[Range, ...] = ()
         """What is to be read, for a retry; (): the first messages of the key."""
+        self.is_probe = False
+        """True for a retry whose source could not be read before."""
+        self.unreadable = UnreadableRows()
         self.out: set[Ref] = set()
         """The messages that have not ended."""
         self.unstored = 0
@@ -86,17 +92,6 @@ class Window:
     def is_retry(self) -> bool:
         """True for messages that waited for a retry."""
         return bool(self.ranges)
-
-
-class Aside(NamedTuple):
-    """Messages that wait for a retry at the broker."""
-
-    due_ms: int
-    sequence: int
-    tries: int
-    source: int
-    start: int
-    end: int
 
 
 class RedriveWindows:
@@ -127,8 +122,7 @@ class RedriveWindows:
         """The keys that are being redriven, without those of retries."""
         self.owners: dict[Ref, Window] = {}
         """The window of each message that has not ended."""
-        self.aside: list[Aside] = []
-        """A heap."""
+        self.aside = AsideMessages()
         self.is_unreleased = False
         """True if the last owner ended without a release."""
         self.is_careful = False
@@ -173,6 +167,14 @@ class RedriveWindows:
         window = self.windows[self._sequence] = Window(self._sequence, key, phase)
         return window
 
+    def wait(self, window: Window, until_ms: int) -> None:
+        """Read a window again at `until_ms`. Others go on meanwhile."""
+        window.not_before_ms = until_ms
+        window.phase = WindowPhase.DUE
+        if self.careful is window:
+            self.careful = None
+            window.phase = WindowPhase.UNPROTECTED
+
     def end(self, window: Window) -> None:
         """End a window."""
         self.windows.pop(window.number, None)
@@ -181,11 +183,6 @@ class RedriveWindows:
         if self.careful is window:
             self.careful = None
 
-    def put_aside(self, due_ms: int, tries: int, source: int, offset_range: Range) -> None:
-        """Add messages that wait for a retry until `due_ms`."""
-        self._sequence += 1
-        heapq.heappush(self.aside, Aside(due_ms, self._sequence, tries, source, *offset_range))
-
     def _is_open(self) -> bool:
         active = (WindowPhase.READING, WindowPhase.IN_HAND)
         return sum(window.phase in active for window in self.windows.values()) < WINDOWS_MAX
@@ -193,18 +190,13 @@ class RedriveWindows:
     def take_due(self, now_ms: int) -> Iterator[Window]:
         """Yield the windows that are to be read now, and mark them."""
         is_careful = now_ms < self.careful_until_ms
-        while self.aside and self.aside[0].due_ms <= now_ms and self._is_open():
-            if is_careful and self.careful is not None:
+        while self._is_open() and not (is_careful and self.careful is not None):
+            due = self.aside.take_due(1 if is_careful else WINDOW, now_ms)
+            if due is None:
                 break
-            waiting = heapq.heappop(self.aside)
-            end = min(waiting.end, waiting.start + (1 if is_careful else WINDOW))
-            if end < waiting.end:
-                rest = (end, waiting.end)
-                self.put_aside(waiting.due_ms, waiting.tries, waiting.source, rest)
             phase = WindowPhase.UNPROTECTED if is_careful else WindowPhase.DUE
-            window = self._new(waiting.tries, phase)
-            window.source = waiting.source
-            window.ranges = ((waiting.start, end),)
+            window = self._new(due.tries, phase)
+            window.source, window.ranges, window.is_probe = due.source, due.ranges, due.is_probe
             if is_careful:
                 break
         for window in self.windows.values():
@@ -214,14 +206,15 @@ class RedriveWindows:
                 window.phase = WindowPhase.READING
                 yield window
 
-    def take_unprotected(self) -> Window | None:
+    def take_unprotected(self, now_ms: int) -> Window | None:
         """Return the window that is to be protected next, and mark it; None while another may end
         the process.
         """
         if self.careful is not None:
             return None
         for window in self.windows.values():
-            if window.phase is WindowPhase.UNPROTECTED:
+            is_due = window.not_before_ms <= now_ms
+            if window.phase is WindowPhase.UNPROTECTED and is_due:
                 window.phase = WindowPhase.PROTECTING
                 self.careful = window
                 return window
@@ -229,9 +222,10 @@ class RedriveWindows:
 
     def next_ms(self) -> int | None:
         """Return when a window may be due next; None if no time decides that."""
-        times = [w.not_before_ms for w in self.windows.values() if w.phase is WindowPhase.DUE]
-        if self.aside:
-            times.append(self.aside[0].due_ms)
+        waiting = (WindowPhase.DUE, WindowPhase.UNPROTECTED)
+        times = [each.not_before_ms for each in self.windows.values() if each.phase in waiting]
+        if self.aside.next_ms is not None:
+            times.append(self.aside.next_ms)
         return min(times, default=None)
 
     def drop_unread(self) -> None:

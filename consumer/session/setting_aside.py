@@ -53,6 +53,7 @@ def set_aside(
     """
     parking, lanes, offset = session.parking, session.lanes, message.offset
     session.acks.tries.pop(offset, None)
+    session.acks.failing.forget((message.partition_id, offset))
     if treatment is Treatment.PARKED:
         later = lanes.remove_key(message.key, lambda other: is_own(session, other))
         session.intake.held -= 1 + len(later)
@@ -86,6 +87,7 @@ def set_redriven_aside(
     parking, key = session.parking, window.key
     where = (message.partition_id, ((message.offset, message.offset + 1),))
     session.intake.held -= 1
+    session.acks.failing.forget((message.partition_id, message.offset))
     window.unstored += 1
     if not is_loose(key):
         window.is_stopped = True

@@ -9,7 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from ...protocol.backoff import Backoff
 from ...protocol.message import Message
+from ...protocol.offsets import AckedOffsets
 from ...protocol.routing import ConsumeStrategy
 from ..settings import AckMode, ConsumerSettings
 from .acks import PendingAcks
@@ -28,10 +30,12 @@ NEVER_FULL = -1
 class CallSlot:
     """Whether a request of a kind is in flight, and when the next one may be sent."""
 
-    __slots__ = ("failures", "is_in_flight", "not_before_ms")
+    __slots__ = ("begun_ms", "failures", "is_in_flight", "not_before_ms")
 
     def __init__(self) -> None:
         self.is_in_flight = False
+        self.begun_ms = 0
+        """When the last one was sent."""
         self.not_before_ms = 0
         self.failures = 0
 
@@ -40,6 +44,7 @@ class CallSlot:
         if self.is_in_flight or now_ms < self.not_before_ms:
             return False
         self.is_in_flight = True
+        self.begun_ms = now_ms
         return True
 
     def end(self) -> None:
@@ -47,17 +52,17 @@ class CallSlot:
         self.is_in_flight = False
         self.failures = self.not_before_ms = 0
 
-    def fail(self, settings: ConsumerSettings, rng: random.Random, now_ms: int) -> None:
+    def fail(self, backoff: Backoff, rng: random.Random, now_ms: int) -> None:
         """Record a failure; the next request waits."""
         self.is_in_flight = False
         self.failures += 1
-        self.not_before_ms = now_ms + settings.backoff.wait_ms(self.failures, rng)
+        self.not_before_ms = now_ms + backoff.wait_ms(self.failures, rng)
 
 
 class Calls:
     """The kinds of requests of which one is in flight at a time."""
 
-    __slots__ = ("ack", "acquire", "change", "every", "list_keys", "pull", "release")
+    __slots__ = ("ack", "acquire", "change", "every", "leave", "list_keys", "pull", "release")
 
     def __init__(self) -> None:
         self.acquire = CallSlot()
@@ -65,6 +70,7 @@ class Calls:
         self.ack = CallSlot()
         self.change = CallSlot()
         self.list_keys = CallSlot()
+        self.leave = CallSlot()
         self.release = CallSlot()
         self.every = (
             self.acquire,
@@ -72,6 +78,7 @@ class Calls:
             self.ack,
             self.change,
             self.list_keys,
+            self.leave,
             self.release,
         )
 
@@ -79,9 +86,10 @@ class Calls:
 class Intake:
     """How much of a partition was pulled and has not ended here."""
 
-    __slots__ = ("earlier_tries", "held", "resume_at")
+    __slots__ = ("earlier_tries", "held", "is_superfluous", "resume_at")
 
-    def __init__(self) -> None:
+    def __init__(self, is_superfluous: Callable[[Message], bool] | None) -> None:
+        self.is_superfluous = is_superfluous
         self.held = 0
         """The number of messages."""
         self.resume_at = NEVER_FULL
@@ -108,6 +116,10 @@ class PartitionSession:
         epoch_ms: the calendar's time at 0 of the boot clock, in milliseconds since 1970.
         rejects: the filter, for messages of parked keys; None: all are wanted.
         redrives_here: False if this consumer cannot handle redriven messages.
+        has_ancestors: True if the partition has parents.
+        acked: for a broadcast consumer, its acks of the partition, which the session adds to.
+        is_superfluous: for a broadcast consumer, returns True for a row whose original message was
+            handled; None: there are no such rows.
         has_callbacks: True: a hand-over waits for `ReleaseAllowed` before it flushes.
     """
 
@@ -138,17 +150,20 @@ class PartitionSession:
         epoch_ms: int = 0,
         rejects: Callable[[Message], bool] | None = None,
         redrives_here: bool = True,
+        has_ancestors: bool = False,
+        acked: AckedOffsets | None = None,
+        is_superfluous: Callable[[Message], bool] | None = None,
         has_callbacks: bool = False,
     ) -> None:
         is_shared = settings.consume_strategy is ConsumeStrategy.SHARED
         self.settings = settings
         self.rng = rng
         self.tenure = Tenure(lease, epoch_ms, may_release=not has_callbacks)
-        self.intake = Intake()
+        self.intake = Intake(is_superfluous)
         self.offsets = PullOffsets()
         self.acks = PendingAcks()
         self.lanes = KeyLanes(is_ordered=not is_shared)
-        self.parking = PartitionParking(rejects)
+        self.parking = PartitionParking(rejects, has_ancestors=has_ancestors)
         self.redrives = RedriveWindows(is_allowed=redrives_here)
         self.flights = Flights(settings.in_flight_ms, is_shared=is_shared)
         self.suspects: SuspectMessages | None
@@ -159,6 +174,10 @@ class PartitionSession:
         self.set_suspects(None)
         self.calls = Calls()
         self.output = Output()
+        if settings.broadcast:
+            self.offsets.begin_with(AckedOffsets() if acked is None else acked)
+            self.tenure.phase = SessionPhase.SERVING
+            self.tenure.is_acquired = True
         self.next_timer_ms = 0
         """The time of the last `Ready`; earlier if an ack is due earlier."""
 
@@ -187,6 +206,20 @@ class PartitionSession:
         message is in hand.
         """
         return self.offsets.is_acked_to_end and not self.parking and not self.redrives
+
+    @property
+    def is_idle(self) -> bool:
+        """True while the broker has acks of all that was pulled, and a pull waits there, which
+        keeps the pull lock and brings changes by operators. A shared group's pull brings none.
+        """
+        offsets, acks = self.offsets, self.acks
+        return (
+            self.calls.pull.is_in_flight
+            and not self.flights.is_shared
+            and not self.intake.held
+            and offsets.cursor >= offsets.next_offset
+            and not (acks.handled or acks.tries or acks.begun)
+        )
 
     @property
     def has_ended(self) -> bool:

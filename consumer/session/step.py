@@ -18,6 +18,7 @@ from ...protocol.frames import Acked, Acquired, ParkedChanged, Released
 from .answers import (
     on_acked,
     on_acquired,
+    on_ancestor_left,
     on_call_failed,
     on_changed,
     on_flights_pulled,
@@ -28,12 +29,14 @@ from .answers import (
 )
 from .calls import find_next_ms, send_due
 from .events import (
+    AncestorLeft,
     CallFailed,
     Event,
     FlightsPulled,
     KeysListed,
     LeaseGranted,
     MessageFailed,
+    MessageHangs,
     MessagesHandled,
     MessagesReturned,
     OperatorChanged,
@@ -42,20 +45,22 @@ from .events import (
     ReleaseAllowed,
     RunEnded,
     SettingsStored,
+    SourceUnreadable,
     Stopped,
     Tick,
     TurnTaken,
     WindowRead,
+    WorkersFree,
     WorkWanted,
 )
 from .hand_over import proceed, stop
-from .outcomes import on_failed, on_handled, on_returned, on_run_ended
+from .outcomes import on_failed, on_handled, on_hanging, on_returned, on_run_ended
 from .ready import FailureOutcome, Note, Ready, Request
 from .state import PartitionSession
 from .suspects import SuspectPhase
 from .taking import end_suspect, has_more, on_turn, resume_suspect, take
 from .tenure import SessionPhase
-from .windows import on_window_read
+from .windows import on_source_unreadable, on_window_read
 
 _NO_REQUESTS: tuple[Request, ...] = ()
 _NO_NOTES: tuple[Note | FailureOutcome, ...] = ()
@@ -111,6 +116,10 @@ def _on_wanted(session: PartitionSession, event: WorkWanted, now_ms: int) -> Non
     take(session, now_ms, count=event.count, retries=event.retries, run=event.run)
 
 
+def _on_workers_free(session: PartitionSession, event: WorkersFree, _now_ms: int) -> None:
+    session.flights.pull_size.free = event.count
+
+
 def _on_paused(session: PartitionSession, event: Paused, now_ms: int) -> None:
     session.tenure.is_paused = event.is_paused
     if not event.is_paused:
@@ -149,13 +158,17 @@ _APPLY: dict[type, Callable[[PartitionSession, Any, int], None]] = {
     Pulled: on_pulled,
     FlightsPulled: on_flights_pulled,
     KeysListed: on_keys_listed,
+    AncestorLeft: on_ancestor_left,
     WindowRead: on_window_read,
+    SourceUnreadable: on_source_unreadable,
     CallFailed: on_call_failed,
     OperatorChanged: on_operator_changed,
     WorkWanted: _on_wanted,
+    WorkersFree: _on_workers_free,
     RunEnded: on_run_ended,
     MessagesHandled: on_handled,
     MessageFailed: on_failed,
+    MessageHangs: on_hanging,
     MessagesReturned: on_returned,
     Paused: _on_paused,
     Stopped: _on_stopped,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ...protocol.message import Message
 from ..settings import AckMode
+from .broadcast import leave_out_superfluous
 from .failure import TABLE, Treatment, sets_aside
 from .flights import ALONE_FROM
 from .flights import CRASHES_MAX as SHARED_CRASHES_MAX
@@ -88,7 +89,7 @@ def _hand_out(session: PartitionSession, message: Message, now_ms: int) -> None:
     if is_late and is_own(session, message):
         drop(session, message)
         return
-    if session.settings.ack is AckMode.BEFORE:
+    if session.settings.ack is AckMode.BEFORE and is_own(session, message):
         session.acks.awaited[ref] = message
         session.acks.handled.add(message.offset, message.offset + 1)
         session.make_ack_due(now_ms)
@@ -117,6 +118,7 @@ def drop(session: PartitionSession, message: Message) -> None:
     """Forget a message of a shared group, which the broker hands out again."""
     session.intake.held -= 1
     session.flights.end(message.offset)
+    session.acks.failing.forget((message.partition_id, message.offset))
     session.lanes.finish(message)
 
 
@@ -163,6 +165,7 @@ def _open_next(session: PartitionSession, now_ms: int) -> bool:
                 message.attempt += earlier.pop(message.offset, 0)
         if session.flights.is_shared:
             messages = _note_flights(session, messages, stored, now_ms)
+        messages = leave_out_superfluous(session, messages, now_ms)
         messages = divert(session, messages, now_ms)
         lanes.opened.extend(messages)
         if messages:
@@ -193,6 +196,7 @@ def _note_flights(
                 failure = crash_of(session, message, crashes, now_ms)
                 set_aside(session, message, Treatment.DEAD, failure, now_ms)
                 continue
+            _name_crash(session, message, crashes, now_ms)
         kept.append(message)
     return kept
 
@@ -227,6 +231,8 @@ def _take_suspect(session: PartitionSession, suspects: SuspectMessages, now_ms: 
             failure = crash_of(session, message, crashes, now_ms)
             set_aside(session, message, treat_crash(session, message), failure, now_ms)
             continue
+        if crashes:
+            _name_crash(session, message, crashes, now_ms)
         suspects.begin(message)
         session.output.requests.append(TakeTurn())
         return True
@@ -246,6 +252,13 @@ def _is_over(session: PartitionSession, suspects: SuspectMessages, now_ms: int) 
         first = lanes.stored[0].ranges[0][0]
     queued = (queue[0].offset for queue in lanes.busy.values() if queue)
     return suspects.is_over(first, now_ms, first_queued=min(queued, default=NEVER))
+
+
+def _name_crash(session: PartitionSession, message: Message, crashes: int, now_ms: int) -> None:
+    """Name a message that has ended processes to operators until it is handled."""
+    failure = crash_of(session, message, crashes, now_ms)
+    session.acks.failing.record(message, failure, is_own=True)
+    session.make_ack_due(now_ms + session.settings.ack_linger_ms)
 
 
 def treat_crash(session: PartitionSession, message: Message) -> Treatment:

@@ -6,6 +6,8 @@ aside, due ─▶ window ─▶ read ─▶ in hand ─▶ stored
 
 from __future__ import annotations
 
+from functools import partial
+
 from ...protocol.message import Message
 from ...protocol.parked import (
     RETRIED,
@@ -17,7 +19,8 @@ from ...protocol.parked import (
     crash_failure,
     is_loose,
 )
-from .events import KeysListed, WindowRead
+from .aside import DueRetry
+from .events import KeysListed, SourceUnreadable, WindowRead
 from .parking import Pending
 from .ready import Note, NoteKind, ReadWindow
 from .redrive import CAREFUL_MS, WINDOW, RedriveWindows, Window, WindowPhase
@@ -29,6 +32,7 @@ def on_listed(session: PartitionSession, event: KeysListed, now_ms: int) -> None
     parking, redrives = session.parking, session.redrives
     parking.listed_version = max(parking.listed_version, event.version)
     parking.version = max(parking.version, event.version)
+    parking.ancestors.set_unneeded(event.unneeded_ancestors)
     rows = [row for row in event.rows if row.key not in parking.freed]
     parking.keys.update(row.key for row in rows if not is_loose(row.key))
     for row in rows:
@@ -45,7 +49,7 @@ def on_listed(session: PartitionSession, event: KeysListed, now_ms: int) -> None
             parking.add(Shift(tries, None, source, ((start, end),), failure))
             session.output.notes.append(Note(NoteKind.CRASHED, start, end - start))
         else:
-            redrives.put_aside(now_ms, tries, source, (start, end))
+            redrives.aside.put(now_ms, tries, source, (start, end))
 
 
 def _is_retry(key: object) -> bool:
@@ -68,12 +72,16 @@ def read_due(session: PartitionSession, now_ms: int) -> None:
         redrives.drop_unread()  # the children have adopted them, or will
         return
     due = list(redrives.take_due(now_ms))
-    window = redrives.take_unprotected()
+    window = redrives.take_unprotected(now_ms)
     if window is not None:
         _protect(session, window, now_ms)
     for each in due:
         session.output.requests.append(
-            ReadWindow(each.number, each.key, each.source, each.ranges, WINDOW)
+            ReadWindow(
+                *(each.number, each.key, each.source, each.ranges, WINDOW),
+                passed_over=each.unreadable.below,
+                first_row=each.unreadable.first_row,
+            )
         )
 
 
@@ -105,14 +113,19 @@ def on_window_read(session: PartitionSession, event: WindowRead, now_ms: int) ->
     window = redrives.windows.get(event.number)
     if window is None or not session.tenure.is_live:
         return
-    window.failures = 0
+    if window.is_retry:
+        redrives.aside.note_read(window.source)
+    if window.unreadable:
+        window.unreadable.first_row = event.first_row
+    else:
+        window.failures = 0
     for source, start, end in event.gone:
         session.output.notes.append(Note(NoteKind.GONE, start, end - start))
         window.unstored += 1
         parking.add(Unpark(window.key, source, ((start, end),)), window=window.number)
     for left in event.left:
         assert isinstance(window.key, int)
-        redrives.put_aside(now_ms, window.key, window.source, left)
+        redrives.aside.put(now_ms, window.key, window.source, left)
     window.phase = WindowPhase.IN_HAND
     if window.gives_up and event.messages:
         _give_up(session, window, event.messages)
@@ -128,7 +141,9 @@ def on_window_read(session: PartitionSession, event: WindowRead, now_ms: int) ->
     session.intake.held += len(event.messages)
     if event.messages or event.gone:
         return
-    if is_loose(window.key):
+    if window.unreadable:  # the others are handled: what was passed over is read again
+        on_window_failed(session, window.number, now_ms)
+    elif is_loose(window.key):
         redrives.end(window)
     elif parking.has_parks_of(window.key):
         window.phase = WindowPhase.DUE
@@ -148,22 +163,44 @@ def _give_up(session: PartitionSession, window: Window, messages: list[Message])
         session.parking.add(change, window=window.number)
 
 
-def on_window_failed(session: PartitionSession, number: int, now_ms: int) -> None:
-    """A window was not read: it is read again after a pause."""
+def on_source_unreadable(session: PartitionSession, event: SourceUnreadable, now_ms: int) -> None:
+    """The first messages of a window cannot be read from where they are stored."""
+    window = session.redrives.windows.get(event.number)
+    if window is None or not session.tenure.is_live:
+        return
+    if window.is_retry or not is_loose(window.key):
+        on_window_failed(session, event.number, now_ms, upto=event.upto)
+        return
+    window.unreadable.add(event.source, event.upto, event.first_row)
+    window.phase = WindowPhase.DUE
+
+
+def on_window_failed(
+    session: PartitionSession, number: int, now_ms: int, *, upto: int | None = None
+) -> None:
+    """
+    A window was not read: it is read again after a pause.
+
+    Args:
+        upto: the offset after what cannot be read of a retry; None: unknown.
+    """
     redrives = session.redrives
     window = redrives.windows.get(number)
-    if window is None:
+    if window is None or not session.tenure.is_live:
         return
-    window.failures += 1
-    pause = session.settings.backoff.wait_ms(window.failures, session.rng)
     if window.is_retry:
         assert isinstance(window.key, int)
-        for offset_range in window.ranges:
-            redrives.put_aside(now_ms + pause, window.key, window.source, offset_range)
+        due = DueRetry(window.key, window.source, window.ranges, window.is_probe)
+        redrives.aside.put_back(due, now_ms, partial(_pause_ms, session), upto=upto)
         redrives.end(window)
         return
-    window.phase = WindowPhase.DUE
-    window.not_before_ms = now_ms + pause
+    window.failures += 1
+    window.unreadable.clear()
+    redrives.wait(window, now_ms + _pause_ms(session, window.failures))
+
+
+def _pause_ms(session: PartitionSession, failures: int) -> int:
+    return session.settings.backoff.wait_ms(failures, session.rng)
 
 
 def on_stored(session: PartitionSession, pending: Pending, now_ms: int) -> None:
@@ -174,10 +211,10 @@ def on_stored(session: PartitionSession, pending: Pending, now_ms: int) -> None:
     elif isinstance(change, Park) and pending.try_at_ms:
         assert isinstance(change.key, int)
         for offset_range in change.ranges:
-            redrives.put_aside(pending.try_at_ms, change.key, session.partition_id, offset_range)
+            redrives.aside.put(pending.try_at_ms, change.key, session.partition_id, offset_range)
     elif isinstance(change, Shift) and change.to is not None and pending.try_at_ms:
         for offset_range in change.ranges:
-            redrives.put_aside(pending.try_at_ms, change.to, change.source, offset_range)
+            redrives.aside.put(pending.try_at_ms, change.to, change.source, offset_range)
     window = redrives.windows.get(pending.window)
     if window is not None:
         window.unstored -= 1
@@ -207,8 +244,13 @@ def _release(session: PartitionSession, key: bytes | int | None) -> None:
     parking.keys.discard(key)
     parking.failures.pop(key, None)
     parking.freed.add(key)
+    parking.ancestors.note_freed()
     for window in list(redrives.windows.values()):
         if window.key == key and not window.is_retry:
             redrives.end(window)
-    if session.tenure.is_live:
+    if not session.tenure.is_live:
+        return
+    if session.suspects is None:
         session.lanes.extra.extend(waiting)
+    else:
+        session.lanes.put_back(waiting)  # they may be suspects too

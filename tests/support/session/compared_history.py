@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from keylane.consumer.session.ready import ReadWindow, SendChanges, TakeTurn
+from keylane.consumer.session.ready import LeaveAncestor, ReadWindow, SendChanges, TakeTurn
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.errors import KeylaneError
@@ -57,7 +57,7 @@ class ComparedHistory(History):
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────
     def _serve(self, request: Any) -> Any:
-        if isinstance(request, TakeTurn | ReadWindow):
+        if isinstance(request, TakeTurn | ReadWindow | LeaveAncestor):
             return super()._serve(request)
         real = self._ask(request)
         try:
@@ -129,6 +129,15 @@ class ComparedHistory(History):
         lease = (PARTITION_ID, GROUP, f"s{self.token}", self.token)
         self._run(self.desk.say(Acquire(*lease, 10_000)))
         self._run(self.desk.say(Release(*lease)))
+
+    def adopt(self) -> None:
+        """The broker has no ancestors here."""
+
+    def inherit_suspects(self) -> None:
+        """The broker has had no owner here."""
+        self.send()
+
+    inherit_dead_letters = inherit_suspects
 
     def remove(self) -> None:
         """Nothing is removed here."""

@@ -18,24 +18,30 @@ from msgspec.structs import replace
 
 from keylane.consumer.session import step as step_module
 from keylane.consumer.session.events import (
+    AncestorLeft,
     CallFailed,
     FlightsPulled,
     KeysListed,
     LeaseGranted,
     MessageFailed,
+    MessageHangs,
     MessagesHandled,
     MessagesReturned,
     Paused,
     Pulled,
     RunEnded,
+    SourceUnreadable,
     Stopped,
     Tick,
     TurnTaken,
     WindowRead,
+    WorkersFree,
     WorkWanted,
 )
 from keylane.consumer.session.ready import (
     CancelHandlers,
+    FindBroker,
+    LeaveAncestor,
     LeaveTurn,
     ReadWindow,
     Ready,
@@ -54,16 +60,28 @@ from keylane.protocol.frames import (
     ListParked,
     Pull,
     PullShared,
+    Read,
     Release,
 )
 from keylane.protocol.groups import FailurePolicy, FullPolicy
 from keylane.protocol.message import Message
-from keylane.protocol.parked import Failure, ParkState, is_loose
-from support.session.partition_model import KEYS, PARTITION_ID, PartitionModel
+from keylane.protocol.offsets import AckedOffsets
+from keylane.protocol.parked import (
+    Failure,
+    Park,
+    ParkOrDeadLetter,
+    ParkState,
+    hanging_failure,
+    is_loose,
+)
+from support.session.partition_model import KEYS, PARTITION_ID, ParkedModel, PartitionModel
 
 LEASE_MS = 10_000
 GROUP = "audit"
+NO_END_MS = 1 << 53
+"""The end of the lease of a broadcast consumer."""
 FAILURE = Failure("ValueError", "bad", "test", 1, 1)
+HANG = hanging_failure("its handler has not returned", client="test", at_ms=1, attempts=0)
 _BACKOFF = Backoff(first_ms=50, max_ms=400)
 
 
@@ -89,10 +107,11 @@ EXCLUSIVE = [
 ]
 EXCLUSIVE += [settings_of(on_failure="park", on_full=full, tries_max=1) for full in FullPolicy] * 2
 AT_MOST_ONCE = [settings_of(ack=AckMode.BEFORE)]
+BROADCAST = [settings_of(broadcast=True)]
 SHARED = [settings_of(on_failure=policy, consume_strategy="shared") for policy in FailurePolicy]
 
 
-POOL = EXCLUSIVE * 2 + SHARED * 2 + AT_MOST_ONCE * 3
+POOL = EXCLUSIVE * 2 + SHARED * 2 + AT_MOST_ONCE * 3 + BROADCAST * 3
 """What histories draw their settings from."""
 ACTIONS_EACH = 60
 
@@ -116,6 +135,9 @@ class History:
         self.rng = rng
         self.settings = settings or rng.choice(EXCLUSIVE)
         self.is_shared = self.settings in SHARED
+        self.is_broadcast = self.settings.broadcast
+        self.acked = AckedOffsets()
+        """What a broadcast consumer has acked."""
         is_small = rng.random() < 0.3
         self.broker = PartitionModel(
             ranges_max=1 if is_small else 1_000, keys_max=1 if rng.random() < 0.3 else 1_000
@@ -123,20 +145,31 @@ class History:
         self.drawn = _DRAWN[int(rng.random() * len(_DRAWN))]
         self.is_early = self.settings.ack is AckMode.BEFORE
         self.broker.is_early = self.is_early
+        self.is_away = rng.random() < 0.3
+        """True if nothing of a source can be read that has an unreadable message."""
         self.ever: set[int] = set()
         """What any session has begun."""
         self.rejects: Callable[[Message], bool] | None = None
         if rng.random() < 0.2:
             self.rejects = _is_rejected
             self.broker.rejected = lambda offset: offset % 4 == 1
+        if not (self.is_shared or self.is_broadcast) and rng.random() < 0.2:
+            self.adopt()
         self.offsets_of: dict[bytes, list[int]] = defaultdict(list)
         self.now_ms = 1_000
+        self.first_wanted = 0
         self.token = 0
         self.steps = 0
         self.lease_until_ms = 0
         self.in_flight_until_ms: dict[int, int] = {}
         self.is_calm = False
-        self.send()
+        dice = 1.0 if self.is_shared or self.is_broadcast else rng.random()
+        if dice < 0.15:
+            self.inherit_suspects()
+        elif dice < 0.25:
+            self.inherit_dead_letters()
+        else:
+            self.send()
         self.open()
 
     # ── the session ───────────────────────────────────────────────────────────────────────────────
@@ -155,17 +188,63 @@ class History:
         self.is_paused = self.is_stopped = self.has_more = self.must_cancel = False
         self.has_turn = self.is_fenced = False
         self.suspects: set[int] = set()
+        self.accused: set[int] = set()
+        self.free = 0
+        self.empty_read_ms = -1
+        self.refused: set[int] = set()
+        """Ancestors that did not want to be told; the next owner tries again."""
+        self.received = 0
+        """What a shared group's session was given: no more of it can have ended."""
+        self.troubled: dict[int, int | None] = {}
+        """What failed or hangs, and was not redriven: for how long; None: it is in no handler."""
+        self.redriven_troubled: set[int] = set()
         self.careful_until_ms = 0
         self.wait_until_ms = self.now_ms
         lease = (PARTITION_ID, GROUP, f"s{self.token}", self.token)
         rng = random.Random(self.rng.getrandbits(32))
         self.session = PartitionSession(
-            lease, self.settings, rng, epoch_ms=10**12, rejects=self.rejects
+            lease,
+            self.settings,
+            rng,
+            epoch_ms=10**12,
+            rejects=self.rejects,
+            acked=self.acked,
+            is_superfluous=self.rejects if self.is_broadcast else None,
+            has_ancestors=bool(self.broker.ancestors),
         )
         self.renew()
+        if self.is_shared:
+            self.free_workers()
+
+    def inherit_suspects(self) -> None:
+        """Two owners have ended with the same few messages in hand."""
+        broker = self.broker
+        for key in self.rng.choices(KEYS[:2], k=3):
+            self.offsets_of[key].append(len(broker.keys))
+            broker.keys.append(key)
+        self.token = broker.fence = 2
+        broker.is_released = False
+        broker.once_to = broker.pulled_to = len(broker.keys)
+
+    def inherit_dead_letters(self) -> None:
+        """Earlier owners have set messages aside, of which the first cannot be read."""
+        broker = self.broker
+        for key in self.rng.choices(KEYS, k=6):
+            self.offsets_of[key].append(len(broker.keys))
+            broker.keys.append(key)
+        broker.parked[None] = ParkedModel(ParkState.PARKED, [0, 1, 2])
+        broker.parked[1] = ParkedModel(ParkState.PARKED, [3, 4, 5])
+        broker.acked.update(range(6))
+        broker.version = 1
+        broker.unreadable.update({0, 3})
+
+    def adopt(self) -> None:
+        """The partition has adopted parked keys of ancestors."""
+        for source, key in zip((7, 8), self.rng.sample(KEYS[1:], 2), strict=True):
+            self.broker.adopt(source, key)
 
     def renew(self) -> None:
-        until_ms = self.now_ms + LEASE_MS
+        until_ms = NO_END_MS if self.is_broadcast else self.now_ms + LEASE_MS
         if self.now_ms < self.lease_until_ms or not self.session.tenure.until_ms:
             self.lease_until_ms = until_ms
         self.feed(LeaseGranted(until_ms))
@@ -173,12 +252,12 @@ class History:
     def feed(self, event: Any) -> Ready:
         """Give the session an event, and do what it says."""
         self.steps += 1
+        self.is_renewal = type(event) is Tick and self.session.acks.due_ms > self.now_ms
         ready = step_module.step(self.session, event, self.now_ms)
         self.has_more = ready.has_more
         self.wait_until_ms = ready.wait_until_ms
         if ready.wait_until_ms <= self.now_ms and not self.session.has_ended:
             raise BrokenPromiseError("a timer in the past")
-        self._check_timer()
         for request in ready.requests:
             self._take_request(request)
         if ready.hand_out:
@@ -190,7 +269,19 @@ class History:
                 for message in ready.hand_out:
                     self._begin(message)
                     self.hands[message.partition_id, message.offset] = message
+        self._check_timer()
+        if self.is_broadcast:
+            self._take_acks()
         return ready
+
+    def _take_acks(self) -> None:
+        """A broadcast consumer's acks are in the process."""
+        broker = self.broker
+        acked = {offset for offset in range(len(broker.keys)) if offset in self.acked}
+        unhandled = acked - broker.handled - broker.skipped - set(range(self.first_wanted))
+        if any(not broker.rejected(offset) for offset in unhandled):
+            raise BrokenPromiseError(f"acked, but never handled: {unhandled}")
+        broker.acked |= acked
 
     def _take_request(self, request: Any) -> None:
         kind = type(request)
@@ -198,21 +289,89 @@ class History:
             self.must_cancel = True
         elif kind is LeaveTurn:
             self.has_turn = False
+        elif self.is_broadcast and kind not in {Read, FindBroker}:
+            raise BrokenPromiseError(f"a broker learns of a broadcast consumer: {request}")
+        elif kind is FindBroker:
+            pass
         else:
             if kind is not ReadWindow and any(type(each) is kind for each in self.calls):
                 raise BrokenPromiseError(f"two requests in flight: {request}")
+            if kind is PullShared and request.count_max > self.free + self.received:
+                raise BrokenPromiseError("more is pulled than free workers can begin")
             if kind is Release and (self.hands or self.run):
                 raise BrokenPromiseError("released while a handler has a message")
-            if kind is Pull and self.is_paused:
+            if kind is Read and self.empty_read_ms == self.now_ms:
+                raise BrokenPromiseError("a read that brought nothing is repeated at once")
+            if kind in {Pull, Read} and self.is_paused:
                 raise BrokenPromiseError("pulled in a pause")
+            if kind is Ack:
+                self._check_failing(request)
+                self._check_needed(request)
+            if kind is SendChanges:
+                self._forget_trouble(request)
             self.calls.append(request)
+
+    def _check_failing(self, request: Ack) -> None:
+        """An ack names the oldest message that fails or hangs, and none that has ended."""
+        named = request.failing
+        if named is None and not self.troubled:
+            return
+        done = {offset for _, offset in self.done}
+        troubled = {
+            offset
+            for offset in self.troubled
+            if offset not in done and not self._is_given_up(offset)
+        }
+        known = (troubled | self.accused | self.redriven_troubled) - done
+        if named is not None and named.offset not in known:
+            raise BrokenPromiseError(f"{named} is named, and does not fail")
+        if self.is_shared or not troubled:
+            return
+        if named is None or named.source is not None or named.offset > min(troubled):
+            raise BrokenPromiseError(f"{named} is named, and {troubled} fail")
+        if named.offset in troubled and named.running_ms != self.troubled[named.offset]:
+            raise BrokenPromiseError(f"{named} does not run for that long")
+
+    def _forget_trouble(self, request: SendChanges) -> None:
+        """What is set aside blocks nothing any more."""
+        for change in request.changes:
+            if isinstance(change, Park | ParkOrDeadLetter):
+                for start, end in change.ranges:
+                    for offset in range(start, end):
+                        self.troubled.pop(offset, None)
+
+    def _check_needed(self, request: Ack) -> None:
+        """While all is acked, and a pull waits at the broker, nothing is renewed."""
+        says = request.ranges or request.failed or request.begun or request.held
+        pulls = [each for each in self.calls if type(each) is Pull]
+        if (
+            not (pulls and self.is_renewal)
+            or says
+            or self.hands
+            or self.run
+            or self.session.intake.held
+        ):
+            return
+        if self.session.offsets.cursor >= pulls[0].offset:
+            raise BrokenPromiseError("an ack says nothing, while a pull keeps the lock")
+
+    def _is_given_up(self, offset: int) -> bool:
+        """True if a message is set aside, although the broker may not know it yet."""
+        parks = self.session.parking._unstored_parks()
+        ranges = [offset_range for park in parks for offset_range in park.ranges]
+        is_waiting = any(start <= offset < end for start, end in ranges)
+        return is_waiting or bool(self.broker.where_parked(offset))
 
     def _check_timer(self) -> None:
         """What is due has a timer."""
         session, slot = self.session, self.session.calls.ack
         if session.tenure.phase is not SessionPhase.SERVING or slot.is_in_flight:
             return
-        due_ms = max(session.acks.due_ms, slot.not_before_ms)
+        due_ms = session.acks.due_ms
+        is_renewed = not self.is_broadcast
+        if is_renewed and (self.hands or not session.calls.pull.is_in_flight):
+            due_ms = min(due_ms, session.acks.sent_ms + LEASE_MS // 3)
+        due_ms = max(due_ms, slot.not_before_ms)
         if session.tenure.is_acquired and due_ms < self.wait_until_ms:
             raise BrokenPromiseError("an ack is due before the timer")
 
@@ -227,16 +386,19 @@ class History:
             raise BrokenPromiseError(f"offset {offset} begins in a pause or a hand-over")
         if self.is_fenced:
             raise BrokenPromiseError(f"offset {offset} begins after a fence")
-        if self.is_early and (offset in self.ever or offset not in broker.acked):
+        if self.is_broadcast and broker.rejected(offset):
+            raise BrokenPromiseError(f"row {offset} begins although its original was handled")
+        where = broker.where_parked(offset)
+        is_early = self.is_early and not where
+        if is_early and (offset in self.ever or offset not in broker.acked):
             raise BrokenPromiseError(f"offset {offset} begins twice, or before its ack")
         self.ever.add(offset)
         if ref in self.hands:
             raise BrokenPromiseError(f"offset {offset} is in hand twice")
         if ref in self.done:
             raise BrokenPromiseError(f"offset {offset} begins again after it was handled")
-        if self.is_early:
+        if is_early:
             return
-        where = broker.where_parked(offset)
         if self.is_shared:
             if not where:
                 self._begin_shared(offset)
@@ -286,12 +448,14 @@ class History:
             return  # it was set aside, and is redriven
         if self.hands:
             raise BrokenPromiseError(f"suspect {offset} begins beside {list(self.hands)}")
+        if offset in self.failed:
+            return  # it has ended no process
         for other in self.suspects:
             if (PARTITION_ID, other) in self.done and other not in self.broker.acked:
                 raise BrokenPromiseError(
                     f"suspect {offset} begins before the ack of {other} is stored"
                 )
-        if offset not in self.failed and offset not in self.recorded:
+        if offset not in self.recorded:
             raise BrokenPromiseError(f"suspect {offset} begins without a record")
         self.failed.add(offset)
 
@@ -349,7 +513,7 @@ class History:
             self.feed(event)
 
     def _fail_call(self, request: Any, error: KeylaneError) -> None:
-        if isinstance(error, FencedError) and type(request) is not ReadWindow:
+        if isinstance(error, FencedError) and type(request) not in {ReadWindow, LeaveAncestor}:
             self.is_fenced = True
         self.feed(CallFailed(request, error))
 
@@ -362,12 +526,16 @@ class History:
             return replace(answer, suspects_upto=0, begun=())
         if self.session.offsets.next_offset < 0:
             accused = {offset for offset, _ in answer.begun}
+            self.accused = accused
             self.suspects = {*range(answer.cursor, answer.suspects_upto), *accused}
             self.careful_until_ms = self.now_ms + 30_000
         return answer
 
     def _serve_pull(self, request: Pull) -> Any:
         self.broker.check_token(self.own_token)
+        return self._serve_read(request)
+
+    def _serve_read(self, request: Pull | Read) -> Any:
         rng, start = self.rng, request.offset
         self.broker.pulled_to = max(self.broker.pulled_to, start)
         sizes = self.batch_sizes(rng)
@@ -376,6 +544,8 @@ class History:
         batches = self.broker.batches(start, sizes)
         end = len(self.broker.keys)
         upto = batches[-1].end if batches else request.offset
+        has_waited = self.now_ms - self.session.calls.pull.begun_ms > 2_000
+        self.empty_read_ms = -1 if batches or has_waited else self.now_ms
         sealed = self.broker.is_sealed and upto == end
         return Pulled(batches, upto, end, sealed, self.broker.version)
 
@@ -399,6 +569,7 @@ class History:
         ranges = tuple((offset, offset + 1) for offset in free)
         tries = tuple((offset, broker.tries[offset]) for offset in free if offset in broker.tries)
         end, sealed = len(broker.keys), broker.is_sealed
+        self.received += len(free)
         return FlightsPulled(batches, ranges, now_ms, broker.cursor, end, sealed, (), tries)
 
     def _serve_ack(self, request: Ack) -> Any:
@@ -419,7 +590,16 @@ class History:
         self.broker.check_token(self.own_token)
         is_first = not self.session.tenure.is_acquired
         aside = self.broker.aside() if is_first else ()
-        return KeysListed(self.broker.version, self.broker.rows(), aside)
+        unneeded = self.broker.unneeded_ancestors()
+        return KeysListed(self.broker.version, self.broker.rows(), aside, unneeded)
+
+    def _serve_leave(self, request: LeaveAncestor) -> Any:
+        """The ancestor's broker, which has a fence of its own."""
+        if not self.is_calm and self.rng.random() < 0.1:
+            self.refused.add(request.source)
+            raise FencedError(token=self.own_token, current_token=self.own_token + 1)
+        self.broker.leave(request.source)
+        return AncestorLeft(request.source)
 
     def _serve_window(self, request: ReadWindow) -> Any:
         self.broker.check_token(self.own_token)
@@ -427,11 +607,21 @@ class History:
         offsets = [] if parked is None else parked.offsets
         left: list[tuple[int, int]] = []
         if request.ranges:
-            (start, end), *_ = request.ranges
-            offsets = [offset for offset in offsets if start <= offset < end]
+            ranges = request.ranges
+            offsets = [each for each in offsets if any(low <= each < high for low, high in ranges)]
         else:
+            limit = dict(request.passed_over).get(PARTITION_ID, 0)
+            offsets = [offset for offset in offsets if offset >= limit]
             offsets = offsets[: self.rng.randint(1, 3)]
         keys, first = self.broker.keys, self.broker.first_offset
+        unreadable = [each for each in offsets if each >= first and each in self.broker.unreadable]
+        if unreadable:
+            if unreadable[0] == offsets[0]:
+                upto = None if self.is_away else offsets[0] + 1
+                return SourceUnreadable(request.number, PARTITION_ID, upto)
+            if request.ranges:
+                left = [(each, each + 1) for each in offsets if each >= unreadable[0]]
+            offsets = [offset for offset in offsets if offset < unreadable[0]]
         gone = [(PARTITION_ID, offset, offset + 1) for offset in offsets if offset < first]
         messages = [
             Message("s", keys[offset], b"", offset, PARTITION_ID, 0)
@@ -446,6 +636,11 @@ class History:
 
     def _serve_release(self, _request: Release) -> Any:
         return self.broker.release(self.own_token)
+
+    def free_workers(self) -> None:
+        """The dispatch counts its free workers."""
+        self.free = self.rng.randint(-2, 4) if not self.is_calm else 4
+        self.feed(WorkersFree(self.free))
 
     def want(self) -> None:
         if self.run or len(self.hands) >= 3 or self.must_cancel:
@@ -503,7 +698,27 @@ class History:
         self.failed.add(message.offset)
         is_asked = self.rng.random() < 0.2
         asked_ms = self.rng.choice((None, 0, 100)) if is_asked else None
+        self._note_trouble(message, None)
         self.feed(MessageFailed(message, FAILURE, asked_ms, is_asked))
+
+    def _note_trouble(self, message: Message, running_ms: int | None) -> None:
+        offset = message.offset
+        if (message.partition_id, offset) in self.session.redrives.owners:
+            self.redriven_troubled.add(offset)
+        elif self.is_early and running_ms is None:
+            self.troubled.pop(offset, None)  # it is lost
+        else:
+            self.troubled[offset] = running_ms
+
+    def hang(self) -> None:
+        """A handler has run for long."""
+        if not self.hands:
+            return
+        refs = list(self.hands)
+        message = self.hands[refs[int(self.rng.random() * len(refs))]]
+        running_ms = self.rng.randint(1, 9) * 1_000
+        self._note_trouble(message, running_ms)
+        self.feed(MessageHangs(message, HANG, running_ms))
 
     def return_all(self) -> None:
         """Cancelled handlers end."""
@@ -512,6 +727,8 @@ class History:
                 self.run = []
                 self.feed(RunEnded(0))
             messages = list(self.hands.values())
+            for message in messages:
+                self.troubled.pop(message.offset, None)
             self.hands.clear()
             if messages:
                 self.feed(MessagesReturned(messages))
@@ -570,6 +787,12 @@ class History:
             beyond = self.rng.randint(0, 2)
             broker.remove(min(len(broker.keys), broker.cursor + beyond))
 
+    def damage(self) -> None:
+        """Messages that are independent of others cannot be read, until somebody repairs them."""
+        for key, parked in self.broker.parked.items():
+            if is_loose(key) and parked.offsets:
+                self.broker.unreadable.add(parked.offsets[0])
+
     def seal(self) -> None:
         self.broker.is_sealed = True
 
@@ -580,9 +803,17 @@ class History:
     def crash(self) -> None:
         """The process ends, and another one takes over after its lease."""
         self.lease_until_ms = 0
+        if self.is_broadcast and not self.session.has_ended:
+            self.begin_at_the_end()
         for offset in self.in_flight_until_ms:
             self.in_flight_until_ms[offset] = 0
         self.open()
+
+    def begin_at_the_end(self) -> None:
+        """Nothing is stored of a broadcast consumer: another process begins with later messages."""
+        self.first_wanted = end = len(self.broker.keys)
+        self.broker.skipped.update(set(range(end)) - self.broker.handled)
+        self.acked = AckedOffsets(end)
 
     def fence(self) -> None:
         """Another owner has come and gone, without a trace but its token."""
@@ -595,6 +826,8 @@ class History:
         """A session that has ended is followed by another."""
         if self.session.tenure.phase is SessionPhase.STOPPING:
             self.is_stopped = True
+        if self.session.tenure.fence is not None and not self.is_fenced:
+            raise BrokenPromiseError("handed over without a fence")
         if self.session.has_ended:
             if self.hands or self.run:
                 raise BrokenPromiseError("ended while a handler has a message")
@@ -619,7 +852,12 @@ class History:
         self.broker.ranges_max = self.broker.keys_max = 1_000
         if self.is_paused:
             self.pause()
-        for _ in range(400):
+        self.free_workers()
+        for count in range(400):
+            if self.is_away or not self._waits_for_others():
+                self.broker.unreadable.clear()
+            elif count > 200:
+                raise BrokenPromiseError("messages wait for one that cannot be read")
             self._heal_once()
             if self.broker.is_sealed and self.session.is_drained:
                 self.check_count()
@@ -628,6 +866,16 @@ class History:
             if self._is_done():
                 self.seal()
         raise BrokenPromiseError(f"not done: {self._undone()}")
+
+    def _waits_for_others(self) -> bool:
+        """True while a message that can be read waits beside one that cannot."""
+        broker = self.broker
+        return bool(broker.unreadable) and any(
+            offset not in broker.unreadable and offset not in broker.handled
+            for key, parked in broker.parked.items()
+            if is_loose(key)
+            for offset in parked.offsets
+        )
 
     def _heal_once(self) -> None:
         """Do all that can be done, and let time pass."""
@@ -664,7 +912,8 @@ class History:
         undone = self._undone()
         left = undone["not handled"] or undone["parked"]
         is_at_end = self.session.offsets.cursor == len(self.broker.keys)
-        return is_at_end and not left
+        untold = set(self.broker.unneeded_ancestors()) - self.refused
+        return is_at_end and not left and not untold
 
     def _check_complete(self) -> None:
         """Nothing is lost: what no handler has handled is parked, or was skipped."""
@@ -700,11 +949,13 @@ _SERVE: dict[type, Callable[[History, Any], Any]] = {
     Acquire: History._serve_acquire,
     AcquireShared: History._serve_acquire,
     Pull: History._serve_pull,
+    Read: History._serve_read,
     PullShared: History._serve_shared,
     Ack: History._serve_ack,
     SendChanges: History._serve_changes,
     ListParked: History._serve_list,
     ReadWindow: History._serve_window,
+    LeaveAncestor: History._serve_leave,
     TakeTurn: History._serve_turn,
     Release: History._serve_release,
 }
@@ -720,9 +971,12 @@ ACTIONS: list[tuple[int, Callable[[History], None]]] = [
     (3, History.renew),
     (3, History.operate),
     (3, History.return_all),
+    (2, History.hang),
+    (2, History.free_workers),
     (1, History.pause),
     (1, History.remove),
     (1, History.seal),
+    (1, History.damage),
     (1, History.stop),
     (1, History.crash),
     (1, History.fence),
@@ -730,7 +984,7 @@ ACTIONS: list[tuple[int, Callable[[History], None]]] = [
 MORE: tuple[list[tuple[int, Callable[[History], None]]], ...] = (
     [],
     [],
-    [(20, History.fail), (15, History.operate), (10, History.answer)],
+    [(20, History.fail), (15, History.operate), (10, History.answer), (6, History.damage)],
     [(6, History.crash), (20, History.answer)],
 )
 """What some histories have more of."""

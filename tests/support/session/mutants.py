@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from keylane.consumer.session import answers, hand_over, outcomes, step, taking, windows
+from keylane.consumer.session import answers, aside, hand_over, outcomes, step, taking, windows
 from keylane.consumer.session.acks import PendingAcks
+from keylane.consumer.session.ancestors import Ancestors
+from keylane.consumer.session.aside import AsideMessages
 from keylane.consumer.session.events import (
+    AncestorLeft,
     MessageFailed,
     MessagesHandled,
     Paused,
+    SourceUnreadable,
     TurnTaken,
+    WindowRead,
+    WorkersFree,
 )
+from keylane.consumer.session.failing import FailingMessages
 from keylane.consumer.session.flights import Flights
 from keylane.consumer.session.lanes import KeyLanes
 from keylane.consumer.session.offsets import HandledOffsets, PullOffsets
 from keylane.consumer.session.parking import PartitionParking
+from keylane.consumer.session.pull_size import PullSize
 from keylane.consumer.session.redrive import RedriveWindows
+from keylane.consumer.session.state import PartitionSession
 from keylane.consumer.session.suspects import SuspectMessages
 from keylane.consumer.session.tenure import Tenure
 from sim.mutants.mutant import Mutant, Patches
@@ -241,6 +250,100 @@ def released_messages_forgotten(patches: Patches) -> None:
     real = patches.set(windows, "_release", release)
 
 
+def others_wait_for_an_unreadable_message(patches: Patches) -> None:
+    """Nothing of a key is redriven while its first message cannot be read."""
+
+    def on_source_unreadable(session: Any, event: Any, now_ms: int) -> None:
+        windows.on_window_failed(session, event.number, now_ms)
+
+    _on_event(patches, SourceUnreadable, on_source_unreadable)
+
+
+def retries_wait_for_an_unreadable_message(patches: Patches) -> None:
+    """What cannot be read is put back together with what comes after it."""
+    patches.set(aside, "_split_unreadable", lambda ranges, upto: list(ranges))
+
+
+def unreadable_message_given_up(patches: Patches) -> None:
+    """The redrive of a key ends although a message of it was passed over."""
+
+    def on_window_read(session: Any, event: Any, now_ms: int) -> None:
+        window = session.redrives.windows.get(event.number)
+        if window is not None:
+            window.unreadable.clear()
+        before(session, event, now_ms)
+
+    before = _on_event(patches, WindowRead, on_window_read)
+
+
+def held_retries_forgotten(patches: Patches) -> None:
+    """What waits for a source is not due when the source can be read again."""
+    patches.set(AsideMessages, "note_read", lambda self, source: self._failing.pop(source, None))
+
+
+def ancestor_told_while_it_is_needed(patches: Patches) -> None:
+    """An ancestor is told as soon as one key is free, whatever else of it is parked."""
+
+    def note_freed(self: Any) -> None:
+        self.must_list = True
+        self.unneeded = [7, 8]
+
+    patches.set(Ancestors, "note_freed", note_freed)
+
+
+def ancestor_noted_before_it_is_told(patches: Patches) -> None:
+    """A call to an ancestor that failed counts as answered."""
+
+    def on_leave_failed(session: Any, source: int, error: Any, now_ms: int) -> None:
+        answers.on_ancestor_left(session, AncestorLeft(source), now_ms)
+
+    patches.set(answers, "_on_leave_failed", on_leave_failed)
+
+
+def ancestor_never_told(patches: Patches) -> None:
+    """The keys are not listed when one is freed."""
+    patches.set(Ancestors, "note_freed", lambda self: None)
+
+
+def refusal_of_an_ancestor_taken_for_a_fence(patches: Patches) -> None:
+    """An ancestor that was reset refuses the call, and the partition is handed over."""
+
+    def on_leave_failed(session: Any, source: int, error: Any, now_ms: int) -> None:
+        real(session, source, error, now_ms)
+        answers.fence(session, 0, now_ms)
+
+    real = patches.set(answers, "_on_leave_failed", on_leave_failed)
+
+
+def released_suspect_handed_out_beside_others(patches: Patches) -> None:
+    """A suspect that came while its key was being freed is handed out freely."""
+    patches.set(KeyLanes, "put_back", lambda self, messages: self.extra.extend(messages))
+
+
+# ── broadcast ─────────────────────────────────────────────────────────────────────────────────────
+def local_acks_forgotten(patches: Patches) -> None:
+    """The next session of a broadcast consumer begins with what this one has handled."""
+
+    def ack(self: Any, start: int, end: int) -> None:
+        self.cursor = max(self.cursor, end)
+
+    patches.set(PullOffsets, "ack", ack)
+
+
+def empty_reads_follow_at_once(patches: Patches) -> None:
+    """A broker that does not wait for messages is asked without a pause."""
+
+    def end_read(session: Any, now_ms: int, *, is_empty: bool) -> None:
+        session.calls.pull.end()
+
+    patches.set(answers, "end_read", end_read)
+
+
+def superfluous_rows_handed_out(patches: Patches) -> None:
+    """A row is handed out whose original was handled."""
+    patches.set(taking, "leave_out_superfluous", lambda session, messages, now_ms: messages)
+
+
 # ── suspects ──────────────────────────────────────────────────────────────────────────────────────
 def suspects_ignored(patches: Patches) -> None:
     patches.set(taking, "_take_suspect", lambda session, suspects, now_ms: False)
@@ -276,6 +379,35 @@ def suspects_behind_a_failed_one_set_free(patches: Patches) -> None:
     real = patches.set(SuspectMessages, "is_over", is_over)
 
 
+# ── the message that operators see ────────────────────────────────────────────────────────────────
+def newest_failing_message_named(patches: Patches) -> None:
+    """Operators see a later message than the one that blocks the partition."""
+
+    def oldest(self: Any, handled: Any) -> Any:
+        while len(self._own) > 1:
+            self.forget(min(self._own))
+        return real(self, handled)
+
+    real = patches.set(FailingMessages, "oldest", oldest)
+
+
+def hang_named_after_its_end(patches: Patches) -> None:
+    """A message that has been handled is named for ever."""
+    patches.set(FailingMessages, "forget_acked", lambda self, ranges: None)
+
+
+def retry_of_a_failed_message_named_as_hanging(patches: Patches) -> None:
+    """A message that hung and then failed is said to be in its handler still."""
+
+    def record(self: Any, message: Any, failure: Any, **given: Any) -> Any:
+        before = self._own.get((message.partition_id, message.offset))
+        if before is not None and given.get("running_ms") is None:
+            given["running_ms"] = before.running_ms
+        return real(self, message, failure, **given)
+
+    real = patches.set(FailingMessages, "record", record)
+
+
 # ── leases ────────────────────────────────────────────────────────────────────────────────────────
 def lease_not_looked_at(patches: Patches) -> None:
     def may_hand_out(self: Any, now_ms: int) -> bool:
@@ -288,6 +420,20 @@ def lease_not_looked_at(patches: Patches) -> None:
 
 def pause_ignored(patches: Patches) -> None:
     _on_event(patches, Paused, lambda session, event, now_ms: None)
+
+
+def lock_renewed_while_a_pull_keeps_it(patches: Patches) -> None:
+    """An idle partition sends an ack every third of the ttl."""
+    patches.set(PartitionSession, "is_idle", property(lambda self: False))
+
+
+def lock_lost_in_a_pause(patches: Patches) -> None:
+    """A partition that does not pull renews nothing."""
+
+    def is_idle(self: Any) -> bool:
+        return not self.intake.held and self.offsets.cursor >= self.offsets.next_offset
+
+    patches.set(PartitionSession, "is_idle", property(is_idle))
 
 
 def fence_ignored(patches: Patches) -> None:
@@ -312,6 +458,16 @@ def flight_used_to_its_end(patches: Patches) -> None:
         return sent_ms + self._in_flight_ms if self.is_shared else 1 << 62
 
     patches.set(Flights, "begin_limit_ms", begin_limit_ms)
+
+
+def more_pulled_than_workers_begin(patches: Patches) -> None:
+    """Messages wait here, while another consumer may be free."""
+    patches.set(PullSize, "decide", lambda self, held, limit, now_ms: max(0, limit - held))
+
+
+def nothing_pulled_until_a_message_ends(patches: Patches) -> None:
+    """A worker that becomes free is not noticed."""
+    _on_event(patches, WorkersFree, lambda session, event, now_ms: None)
 
 
 def handled_flight_begun_again(patches: Patches) -> None:
@@ -366,16 +522,35 @@ MUTANTS = [
         key_freed_with_messages,
         redrive_goes_on_after_a_failure,
         released_messages_forgotten,
+        others_wait_for_an_unreadable_message,
+        retries_wait_for_an_unreadable_message,
+        unreadable_message_given_up,
+        held_retries_forgotten,
+        local_acks_forgotten,
+        empty_reads_follow_at_once,
+        superfluous_rows_handed_out,
+        ancestor_told_while_it_is_needed,
+        ancestor_noted_before_it_is_told,
+        ancestor_never_told,
+        refusal_of_an_ancestor_taken_for_a_fence,
+        released_suspect_handed_out_beside_others,
         suspects_ignored,
         suspect_not_recorded,
         suspect_ack_not_awaited,
         suspects_behind_a_failed_one_set_free,
+        newest_failing_message_named,
+        hang_named_after_its_end,
+        retry_of_a_failed_message_named_as_hanging,
         lease_not_looked_at,
         pause_ignored,
+        lock_renewed_while_a_pull_keeps_it,
+        lock_lost_in_a_pause,
         fence_ignored,
         lapsed_lease_renewed,
         released_before_handlers_end,
         flight_used_to_its_end,
+        more_pulled_than_workers_begin,
+        nothing_pulled_until_a_message_ends,
         handled_flight_begun_again,
         handler_before_the_ack,
         redriven_windows_unlimited,

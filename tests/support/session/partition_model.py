@@ -20,6 +20,7 @@ from keylane.protocol.errors import (
 from keylane.protocol.frames import Acked, Acquired, ParkedChanged, Released
 from keylane.protocol.message import Message
 from keylane.protocol.parked import (
+    AncestorNotified,
     FailAgain,
     Free,
     Park,
@@ -43,6 +44,18 @@ class ParkedModel:
     offsets: list[int] = field(default_factory=list)
     token: int = 0
     """Of the owner whose handlers have the messages meanwhile."""
+
+
+@dataclass
+class AncestorModel:
+    """A partition that keeps messages of a key, which this one has adopted."""
+
+    key: bytes
+    is_needed: bool = True
+    knows: bool = False
+    """True once it was told that it is not needed."""
+    is_noted: bool = False
+    """True once this partition's broker has stored that it was told."""
 
 
 class BatchModel:
@@ -82,6 +95,9 @@ class PartitionModel:
         self.begun: dict[int, int] = {}
         self.parked: dict[Any, ParkedModel] = {}
         self.version = 0
+        self.unreadable: set[int] = set()
+        """Messages that are damaged where they are stored, until they are repaired."""
+        self.ancestors: dict[int, AncestorModel] = {}
         self.ranges_max = ranges_max
         self.keys_max = keys_max
         self.first_offset = 0
@@ -202,6 +218,24 @@ class PartitionModel:
             for key, parked in self.parked.items()
         ]
 
+    def adopt(self, source: int, key: bytes) -> None:
+        """An ancestor keeps messages of a key, which is parked here too."""
+        self.ancestors[source] = AncestorModel(key)
+        self.parked[key] = ParkedModel(ParkState.PARKED)
+        self.version = self.version or 1
+
+    def unneeded_ancestors(self) -> list[int]:
+        return [
+            source
+            for source, ancestor in self.ancestors.items()
+            if not (ancestor.is_needed or ancestor.is_noted)
+        ]
+
+    def leave(self, source: int) -> None:
+        """The ancestor is told that it is not needed."""
+        assert not self.ancestors[source].is_needed, f"{source} is needed, and is told otherwise"
+        self.ancestors[source].knows = True
+
     def aside(self) -> list[tuple[int, int, int, int]]:
         return [
             (key, PARTITION_ID, offset, offset + 1)
@@ -239,6 +273,11 @@ class PartitionModel:
         elif isinstance(change, Free):
             parked = self.parked.pop(change.key, None)
             assert parked is None or not parked.offsets, f"freed with {parked}"
+            for ancestor in self.ancestors.values():
+                ancestor.is_needed = ancestor.is_needed and ancestor.key != change.key
+        elif isinstance(change, AncestorNotified):
+            assert self.ancestors[change.source].knows, f"{change.source} was not told"
+            self.ancestors[change.source].is_noted = True
         else:
             assert isinstance(change, FailAgain)
 

@@ -315,11 +315,30 @@ def test_sealed_partition_is_drained_when_all_is_acked():
     assert steps.session.is_drained
 
 
-def test_idle_session_renews_the_pull_lock():
-    steps = Steps(ttl_ms=9_000)
+def test_session_whose_handler_runs_renews_the_pull_lock():
+    steps = Steps(A, ttl_ms=9_000)
+    steps.pull(1)
+    steps.want()
     assert steps.ready.wait_until_ms == steps.now_ms + 3_000
     steps.step(Tick(), after_ms=3_000)
     assert steps.requested(Ack)[0].ranges == ()
+
+
+def test_paused_session_renews_the_pull_lock():
+    steps = Steps(ttl_ms=9_000)
+    steps.step(Paused(True))
+    steps.step(Pulled([], 0, 0), after_ms=1_000)
+    assert steps.ready.wait_until_ms == steps.now_ms + 2_000
+
+
+def test_pull_that_waits_at_the_broker_keeps_the_lock_while_all_is_acked():
+    steps = Steps(A, ttl_ms=9_000)
+    assert steps.requested(Pull)
+    assert steps.ready.wait_until_ms == steps.session.tenure.until_ms
+    steps.step(Tick(), after_ms=20_000)
+    assert not steps.requested(Ack)
+    steps.pull(1)
+    assert steps.requested(Ack)[0].ranges == (), "now a handler may take long"
 
 
 def test_parked_keys_are_listed_before_anything_is_pulled():
