@@ -685,7 +685,7 @@ class HandlerDispatch:
             worker.cancel_handler()
         else:
             failure = self._rules.build_failure(self._timeout_error(), message.attempt)
-            message.delivery.report_failure(message, failure)  # type: ignore[union-attr]
+            message.delivery.report_hang(message, failure, self._timeout_ms)  # type: ignore[union-attr]
             log.warning(
                 "%s has been in a thread for longer than handler_timeout_ms (%d ms); a thread "
                 "cannot be cancelled, so its key and its thread wait until the handler returns",
