@@ -64,6 +64,7 @@ from .parking.ancestors import Ancestors
 from .pulling.pull_owner import PullOwner
 from .session.events import AncestorLeft, KeysListed, SourceUnreadable, WindowRead
 from .session.ready import ReadWindow
+from .session.state import PartitionSession
 
 log = logging.getLogger("keylane.consumer")
 READ_BYTES = 1 << 18
@@ -81,6 +82,7 @@ class ReadingShell(Protocol):
     grant: Grant
     lease: tuple[int, str, str, int]
     owner: PullOwner
+    state: PartitionSession
     connections: Connections
     broker: BrokerClient
 
@@ -130,7 +132,6 @@ class ParkedReads:
     def __init__(self, shell: ReadingShell) -> None:
         self.grant = shell.grant
         self._shell = shell
-        self._has_listed = False
         self._sources: dict[int, tuple[str | None, int]] = {}
         """The broker's address and the logic start of each ancestor."""
         context: Any = self
@@ -178,7 +179,7 @@ class ParkedReads:
 
     # ── keys ──────────────────────────────────────────────────────────────────────────────────────
     async def list_keys(self) -> KeysListed:
-        """Fetch the parked keys, and, the first time, what waits for a retry. Raises
+        """Fetch the parked keys, and, at the acquisition, what waits for a retry. Raises
         KeylaneError.
         """
         rows: list[ParkedKeyRow] = []
@@ -190,8 +191,9 @@ class ParkedReads:
             if answer.following is None:
                 break
             first = answer.following
-        aside = [] if self._has_listed else await self._list_aside(rows)
-        self._has_listed = True
+        # Later, what waits for a retry is what this session has set aside itself.
+        is_first = not self._shell.state.tenure.is_acquired
+        aside = await self._list_aside(rows) if is_first else []
         return KeysListed(answer.parked_version, rows, aside, answer.unneeded_ancestors)
 
     async def _list_aside(self, rows: list[ParkedKeyRow]) -> list[tuple[int, int, int, int]]:
