@@ -72,7 +72,7 @@ from .session.state import PartitionSession
 from .session.step import step
 from .session.suspects import CAREFUL_MS
 from .session.tenure import NEVER
-from .settings import ConsumerSettings
+from .settings import AckMode, ConsumerSettings
 from .unreached_brokers import NO_CONNECTION
 
 log = logging.getLogger("keylane.consumer")
@@ -205,6 +205,7 @@ class SessionShell:
             rejects=None if message_filter is None else message_filter.rejects,
             redrives_here=owner.allows_redrives,
             has_callbacks=True,
+            has_ancestors=bool(grant.partition.parents),
         )
         self.begin_until_s = 0.0
         """The time of the boot clock from which no handler may begin; 0.0: none may begin now."""
@@ -244,10 +245,19 @@ class SessionShell:
         """Give the session an event that no worker waits for."""
         messages = self.ask(event)
         tenure = self.state.tenure
-        may_begin = not self._is_forked and tenure.may_hand_out(self._boot_ms())
+        may_begin = tenure.may_hand_out(self._boot_ms()) or self._may_begin_acked
+        if self._is_forked:
+            may_begin = False
         self.begin_until_s = deadline_seconds(tenure.until_ms * 1_000_000) if may_begin else 0.0
         if messages:
             self._dispatch.hand_out(self, messages)
+
+    @property
+    def _may_begin_acked(self) -> bool:
+        """True if messages that were acked first may still begin: nobody else gets them."""
+        tenure = self.state.tenure
+        is_acked = self.state.settings.ack is AckMode.BEFORE
+        return is_acked and tenure.fence is None and not self.state.has_ended
 
     def ask(self, event: Event) -> list[Message]:
         """Give the session a worker's event, and return what it hands out."""
@@ -272,7 +282,8 @@ class SessionShell:
         state = self.state
         if not self._is_stopping:
             self._is_stopping = True
-            self.begin_until_s = 0.0
+            if not self._may_begin_acked:
+                self.begin_until_s = 0.0
             self._loop.call_soon(self.owner.start_hand_over, self)
         if state.lanes.is_idle and not state.acks.awaited:
             self._quiet.set()

@@ -61,7 +61,7 @@ from ..session.events import (
 from ..session.failure import Treatment
 from ..session.ready import FailureOutcome
 from ..session.state import PartitionSession
-from ..settings import ConsumerSettings
+from ..settings import AckMode, ConsumerSettings
 from .retry_share import RetryShare
 
 log = logging.getLogger("keylane.consumer")
@@ -176,7 +176,11 @@ class HandlerDispatch:
         self._offers: dict[OfferingShell, None] = {}
         """The partitions that may have something; the one whose turn is next comes first."""
         self._held_offers: dict[OfferingShell, None] = {}
-        """Those that have only retries, for which there is no room."""
+        """Those that have only retries, for which there is no room, or ack first while all workers
+        are busy.
+        """
+        self._acking: dict[OfferingShell, None] = {}
+        """The partitions that ack messages before their handlers start."""
         self._unreported: list[OfferingShell] = []
         """The partitions with handled messages that their sessions do not know of."""
         self._outcomes: list[FailureOutcome] = []
@@ -232,13 +236,16 @@ class HandlerDispatch:
 
     def cancel(self, shell: OfferingShell) -> None:
         """Cancel the handlers that have messages of a partition, and return what has no worker."""
-        waiting = [message for each, message in self._given if each is shell]
-        self._given = deque(pair for pair in self._given if pair[0] is not shell)
-        if waiting:
-            self._return(shell, waiting)
+        self._return_given(shell)
         for worker in self._workers:
             if worker.shell is shell and worker.message is not None:
                 worker.cancel_handler()
+
+    def _return_given(self, shell: OfferingShell) -> None:
+        given = [message for each, message in self._given if each is shell]
+        if given:
+            self._given = deque(pair for pair in self._given if pair[0] is not shell)
+            self._return(shell, given)
 
     def _return(self, shell: OfferingShell, messages: list[Message]) -> None:
         now_ms = self._boot_ms()
@@ -256,11 +263,10 @@ class HandlerDispatch:
         """
         self._offers.pop(shell, None)
         self._held_offers.pop(shell, None)
+        self._acking.pop(shell, None)
         running = {id(worker.message) for worker in self._workers if worker.message is not None}
-        given = [message for each, message in self._given if each is shell]
-        self._given = deque(pair for pair in self._given if pair[0] is not shell)
-        if given:
-            self._return(shell, given)
+        if shell.state.settings.ack is not AckMode.BEFORE:  # others are acked: nobody gets them
+            self._return_given(shell)
         lines = self._log.record_all_given_up(
             lambda each: (
                 each.delivery is not None
@@ -326,11 +332,17 @@ class HandlerDispatch:
             self._interrupt(self._running)
         shell = next(iter(self._offers))
         del self._offers[shell]  # it offers again if it has more
+        count = self._bundle_size
+        if shell.state.settings.ack is AckMode.BEFORE:
+            count = self._room_for_acked(shell)
+            if count <= 0:
+                self._held_offers[shell] = None
+                return
         run_size = self._run_size if self._is_alone(worker) else 0
         retries = self._room_for_retries(shell)
         if not retries:
             self._held_offers[shell] = None  # so that it does not offer before it was asked
-        messages = shell.ask(WorkWanted(self._bundle_size, retries, run_size))
+        messages = shell.ask(WorkWanted(count, retries, run_size))
         if not retries:
             del self._held_offers[shell]
             if messages:
@@ -345,6 +357,15 @@ class HandlerDispatch:
         self._accept(shell, messages)
         for _ in messages[1:]:
             self._idle.wake_one()
+
+    def _room_for_acked(self, shell: OfferingShell) -> int:
+        """Return how many messages may be acked before their handlers start: as many as workers are
+        free, because an end of the process loses what is acked.
+        """
+        self._acking[shell] = None
+        busy = sum(worker.message is not None for worker in self._workers)
+        acking = sum(len(each.state.acks.awaited) for each in self._acking)
+        return len(self._workers) - busy - len(self._given) - acking
 
     def _is_alone(self, worker: HandlerWorker) -> bool:
         """Return True if no other worker has a message."""
@@ -363,10 +384,10 @@ class HandlerDispatch:
         worker.shell, worker.run, worker.done = shell, run, 0
         self._running = worker
         interrupt = self._loop.call_soon(self._interrupt, worker)
-        until_s = min(next(self._readings) + RUN_S, shell.begin_until_s)
+        until_s = next(self._readings) + RUN_S
         try:
             for message, now_s in zip(run, self._readings):  # noqa: B905 - readings are endless
-                if now_s >= until_s:
+                if now_s >= until_s or now_s >= shell.begin_until_s:
                     break
                 worker.message = message
                 try:
@@ -452,11 +473,13 @@ class HandlerDispatch:
         unreported, self._unreported = self._unreported, []
         for shell in unreported:
             handled, shell.handled = shell.handled, []
-            may_take = takes and self._offers.keys() <= {shell}
+            may_take = takes and self._offers.keys() <= {shell} and not self._acking
             wanted = max(0, self._bundle_size - len(self._given)) if may_take else 0
             messages = shell.ask(MessagesHandled(handled, wanted))
             if messages:
                 self.hand_out(shell, messages)
+        if self._acking:
+            self._release_offers()
 
     # ── retries ───────────────────────────────────────────────────────────────────────────────────
     def _room_for_retries(self, shell: OfferingShell) -> int:
@@ -540,6 +563,8 @@ class HandlerDispatch:
         failure = self._rules.build_failure(error, message.attempt)
         if message.attempt != 1:
             self._end_retry(message)
+        if self._acking:
+            self._release_offers()
         self._outcomes.clear()
         asked_ms = error.wait_ms if isinstance(error, Retry) else None
         shell.feed(MessageFailed(message, failure, asked_ms, is_asked))

@@ -279,9 +279,10 @@ def check_handed_out(messages: Iterable[Message[Any]], loop_binding: LoopBinding
             if isinstance(checked, CopiedDelivery):
                 raise checked.refusal(message)
             client = getattr(checked, "client", None)
-            if not isinstance(client, PullClient):
+            binding = getattr(client, "loop_binding", None)
+            if binding is None:
                 raise not_delivered_error("this message")
-            if client.loop_binding is not loop_binding:
+            if binding is not loop_binding:
                 raise InvalidRequestError(f"{message!r} was handed out by another consumer")
             check_not_in_handler(message)
 

@@ -39,24 +39,28 @@ def take(session: PartitionSession, now_ms: int, *, count: int, retries: int, ru
     lanes = session.lanes
     if run and _may_run(session, now_ms) and _take_run(session, run, now_ms):
         return
-    hand_out = session.output.hand_out
     is_due = bool(retries and lanes.retries) and lanes.retries[0].due_ms <= now_ms
     if not (is_due or lanes.extra) and session.is_plain:
         _take_plain(session, count, now_ms)
         return
-    while retries and len(hand_out) < count and (message := lanes.take_due(now_ms)) is not None:
+    left = count
+    while retries and left and (message := lanes.take_due(now_ms)) is not None:
         retries -= 1
+        left -= 1
         message.attempt += 1
         _hand_out(session, message, now_ms)
-    while len(hand_out) < count and lanes.again:
+    while left and lanes.again:
+        left -= 1
         _hand_out(session, lanes.again.popleft(), now_ms)
-    while len(hand_out) < count and lanes.extra:
+    while left and lanes.extra:
         message = lanes.extra.popleft()
         if lanes.claim(message):
+            left -= 1
             _hand_out(session, message, now_ms)
-    while len(hand_out) < count and (lanes.opened or _open_next(session, now_ms)):
+    while left and (lanes.opened or _open_next(session, now_ms)):
         message = lanes.opened.popleft()
         if lanes.claim(message):
+            left -= 1
             _hand_out(session, message, now_ms)
 
 

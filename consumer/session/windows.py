@@ -30,8 +30,9 @@ from .state import PartitionSession
 def on_listed(session: PartitionSession, event: KeysListed, now_ms: int) -> None:
     """The broker has listed the parked keys."""
     parking, redrives = session.parking, session.redrives
-    parking.listed_version = max(parking.listed_version, event.version)
-    parking.version = max(parking.version, event.version)
+    # It falls if the broker runs on an older copy of its data. A later one than that of the list
+    # comes again with the next ack.
+    parking.listed_version = parking.version = event.version
     parking.ancestors.set_unneeded(event.unneeded_ancestors)
     rows = [row for row in event.rows if row.key not in parking.freed]
     parking.keys.update(row.key for row in rows if not is_loose(row.key))
