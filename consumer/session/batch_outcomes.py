@@ -79,7 +79,7 @@ def _ack(session: PartitionSession, batch: Batch, now_ms: int) -> None:
     else:
         for start, end in ranges_of(messages):
             session.acks.handled.add(start, end)
-    make_ack_due(session, now_ms)
+        make_ack_due(session, now_ms)
     if mode is AckMode.EACH:
         register(session.lanes, batches_of(session))
         await_ack(session, batch)
@@ -187,8 +187,6 @@ def _wait_apart(session: PartitionSession, batch: Batch, other: list[Message], n
         pause = session.settings.try_backoff.wait_ms(1, session.rng)
         _wait(session, Batch(other, keys, batch.attempt), now_ms + pause)
         return
-    for message in other:
-        message.attempt += 1  # its next try is that of a new batch
     (key,) = shared_keys
     lanes.busy[key] = deque([*other, *(lanes.busy[key] or ())])
 

@@ -148,6 +148,8 @@ class History:
             ranges_max=1 if is_small else 1_000, keys_max=1 if rng.random() < 0.3 else 1_000
         )
         self.drawn = _DRAWN[int(rng.random() * len(_DRAWN))]
+        if self.in_batches and rng.random() < 0.6:
+            self.drawn = _DRAWN_IN_BATCHES
         self.is_early = self.settings.ack is AckMode.BEFORE
         self.broker.is_early = self.is_early
         self.is_away = rng.random() < 0.3
@@ -432,7 +434,9 @@ class History:
             return
         if offset in broker.acked and offset >= broker.first_offset and not where:
             raise BrokenPromiseError(f"offset {offset} begins although it is acked")
-        if not where and message.attempt <= broker.tries.get(offset, 0):
+        # The newer half of a batch with one key is a new batch, whose try has the same number.
+        is_half = self.in_batches and offset in self.failed
+        if not where and message.attempt + is_half <= broker.tries.get(offset, 0):
             raise BrokenPromiseError(f"offset {offset} begins with a try that was counted before")
         if any(broker.parked[each].state is not ParkState.REDRIVING for each in where):
             states = [broker.parked[each] for each in where]
@@ -525,7 +529,7 @@ class History:
         if self.broker.is_sealed or len(self.broker.keys) > 30:
             return
         for _ in range(self.rng.randint(1, 5)):
-            key = KEYS[int(self.rng.random() * len(KEYS))]
+            key = KEYS[int(self.rng.random() * (2 if self.in_batches else len(KEYS)))]
             self.offsets_of[key].append(len(self.broker.keys))
             self.broker.keys.append(key)
 
@@ -1059,6 +1063,12 @@ MORE: tuple[list[tuple[int, Callable[[History], None]]], ...] = (
     [(6, History.crash), (20, History.answer)],
 )
 """What some histories have more of."""
-_DRAWN = [
-    [act.__name__ for weight, act in (*ACTIONS, *more) for _ in range(weight)] for more in MORE
-]
+IN_BATCHES = [(20, History.fail), (20, History.want), (8, History.pass_time), (4, History.send)]
+
+
+def _drawn(more: list[tuple[int, Callable[[History], None]]]) -> list[str]:
+    return [act.__name__ for weight, act in (*ACTIONS, *more) for _ in range(weight)]
+
+
+_DRAWN = list(map(_drawn, MORE))
+_DRAWN_IN_BATCHES = _drawn(IN_BATCHES)

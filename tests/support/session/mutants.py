@@ -125,7 +125,6 @@ def keys_of_a_failed_batch_freed(patches: Patches) -> None:
     def wait(session: Any, batch: Any, due_ms: int) -> None:
         real(session, batch, due_ms)
         taking_batches.finish(session, batch)
-        session.lanes.busy.update(dict.fromkeys(batch.keys))
 
     real = patches.set(batch_outcomes, "_wait", wait)
 
@@ -143,19 +142,6 @@ def newer_half_beside_the_older_one(patches: Patches) -> None:
 
 def other_half_forgotten(patches: Patches) -> None:
     patches.set(batch_outcomes, "_wait_apart", lambda session, batch, other, now_ms: None)
-
-
-def newer_half_behind_later_messages(patches: Patches) -> None:
-    """What waited for a batch comes before its newer half."""
-
-    def wait_apart(session: Any, batch: Any, other: Any, now_ms: int) -> None:
-        queued = {key: list(queue or ()) for key, queue in session.lanes.busy.items()}
-        real(session, batch, other, now_ms)
-        for key, queue in queued.items():
-            if queue and session.lanes.busy[key] and len(session.lanes.busy[key]) > len(queue):
-                session.lanes.busy[key].rotate(len(queue))
-
-    real = patches.set(batch_outcomes, "_wait_apart", wait_apart)
 
 
 def keys_looked_at_too_late(patches: Patches) -> None:
@@ -599,7 +585,6 @@ MUTANTS = [
         keys_of_a_failed_batch_freed,
         newer_half_beside_the_older_one,
         other_half_forgotten,
-        newer_half_behind_later_messages,
         keys_looked_at_too_late,
         batch_acked_when_one_ack_is_stored,
         tries_of_a_batch_not_counted,
