@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ...protocol.groups import FailurePolicy
 from ...protocol.message import Message
 from ..settings import AckMode
-from .batches import WHOLE_TRIES, Batch
+from .batches import WHOLE_TRIES, MessageBatch
 from .events import (
     BatchFailed,
     BatchHandled,
@@ -40,7 +40,7 @@ from .state import PartitionSession
 from .taking_batches import await_ack, batches_of, finish, give, register, take_batch
 
 
-def _take_back(session: PartitionSession, messages: list[Message]) -> Batch | None:
+def _take_back(session: PartitionSession, messages: list[Message]) -> MessageBatch | None:
     """Take a batch back from its worker; None if its message was handed out alone."""
     first = messages[0]
     batch = batches_of(session).in_hand.pop((first.partition_id, first.offset), None)
@@ -66,7 +66,7 @@ def on_batch_handled(session: PartitionSession, event: BatchHandled, now_ms: int
         take_batch(session, now_ms, retries=event.wanted)
 
 
-def _ack(session: PartitionSession, batch: Batch, now_ms: int) -> None:
+def _ack(session: PartitionSession, batch: MessageBatch, now_ms: int) -> None:
     """Ack a handled batch of this partition."""
     messages, mode = batch.messages, session.settings.ack
     session.intake.held -= len(messages)
@@ -87,7 +87,7 @@ def _ack(session: PartitionSession, batch: Batch, now_ms: int) -> None:
         finish(session, batch)
 
 
-def serve_awaited_batch(session: PartitionSession, batch: Batch, now_ms: int) -> None:
+def serve_awaited_batch(session: PartitionSession, batch: MessageBatch, now_ms: int) -> None:
     """Go on with a batch whose acks are all stored."""
     if session.settings.ack is AckMode.EACH:
         finish(session, batch)
@@ -97,7 +97,7 @@ def serve_awaited_batch(session: PartitionSession, batch: Batch, now_ms: int) ->
         _lose(session, batch)
 
 
-def _lose(session: PartitionSession, batch: Batch) -> None:
+def _lose(session: PartitionSession, batch: MessageBatch) -> None:
     """A batch was acked before its handler, which has failed or will not start."""
     first = batch.messages[0]
     session.output.notes.append(Note(NoteKind.LOST, first.offset, len(batch.messages)))
@@ -127,7 +127,7 @@ def on_batch_failed(session: PartitionSession, event: BatchFailed, now_ms: int) 
 
 
 def _give_to_next_owner(
-    session: PartitionSession, batch: Batch, event: BatchFailed, now_ms: int
+    session: PartitionSession, batch: MessageBatch, event: BatchFailed, now_ms: int
 ) -> None:
     """The next owner hands the messages out; this try counts."""
     _record_try(session, batch.messages, event)
@@ -149,7 +149,7 @@ def _record_try(session: PartitionSession, messages: list[Message], event: Batch
             session.acks.failing.record(message, failure, is_own=False)
 
 
-def _fail(session: PartitionSession, batch: Batch, event: BatchFailed, now_ms: int) -> None:
+def _fail(session: PartitionSession, batch: MessageBatch, event: BatchFailed, now_ms: int) -> None:
     settings = session.settings
     is_retried = settings.failure_policy is FailurePolicy.RETRY and not session.flights.is_shared
     if event.is_asked and is_retried:
@@ -168,7 +168,7 @@ def _fail(session: PartitionSession, batch: Batch, event: BatchFailed, now_ms: i
         _wait_apart(session, batch, other, now_ms)
 
 
-def _wait(session: PartitionSession, batch: Batch, due_ms: int) -> None:
+def _wait(session: PartitionSession, batch: MessageBatch, due_ms: int) -> None:
     """Let a batch wait for its next try; its keys stay busy."""
     if session.flights.is_shared:  # the pause ends with the time in flight
         until_ms = session.flights.begin_until_ms
@@ -176,7 +176,9 @@ def _wait(session: PartitionSession, batch: Batch, due_ms: int) -> None:
     batches_of(session).wait(batch, due_ms)
 
 
-def _wait_apart(session: PartitionSession, batch: Batch, other: list[Message], now_ms: int) -> None:
+def _wait_apart(
+    session: PartitionSession, batch: MessageBatch, other: list[Message], now_ms: int
+) -> None:
     """Let the other half wait: for the shortest pause, or for the first half, if that has the only
     key.
     """
@@ -185,7 +187,7 @@ def _wait_apart(session: PartitionSession, batch: Batch, other: list[Message], n
     shared_keys = keys & (batch.keys or set())
     if not shared_keys:
         pause = session.settings.try_backoff.wait_ms(1, session.rng)
-        _wait(session, Batch(other, keys, batch.attempt), now_ms + pause)
+        _wait(session, MessageBatch(other, keys, batch.attempt), now_ms + pause)
         return
     (key,) = shared_keys
     lanes.busy[key] = deque([*other, *(lanes.busy[key] or ())])

@@ -34,7 +34,7 @@ again after each further failure.
 Ref = tuple[int, int]
 
 
-class Batch:
+class MessageBatch:
     """
     At least one message.
 
@@ -90,7 +90,7 @@ class WaitingBatch(NamedTuple):
 
     due_ms: int
     sequence: int
-    batch: Batch
+    batch: MessageBatch
 
 
 class BatchFill:
@@ -138,7 +138,7 @@ class BatchFill:
         self.is_over = not self.wait_ms
 
 
-class BatchLanes:
+class PartitionBatches:
     """
     The batches of one partition.
 
@@ -161,10 +161,10 @@ class BatchLanes:
     def __init__(self, count_max: int, wait_ms: int) -> None:
         self.count_max = count_max
         self.fill = BatchFill(wait_ms)
-        self.in_hand: dict[Ref, Batch] = {}
-        self.unregistered: Batch | None = None
+        self.in_hand: dict[Ref, MessageBatch] = {}
+        self.unregistered: MessageBatch | None = None
         """The batch in hand whose keys are not busy yet, because nothing else is in hand."""
-        self.awaited: dict[Ref, Batch] = {}
+        self.awaited: dict[Ref, MessageBatch] = {}
         """Batches that wait for their acks: handled ones (ack "each"), or one that was taken (ack
         "before").
         """
@@ -184,7 +184,7 @@ class BatchLanes:
         """The number of messages that wait for their acks."""
         return sum(len(batch.messages) for batch in self.awaited.values())
 
-    def wait(self, batch: Batch, due_ms: int) -> None:
+    def wait(self, batch: MessageBatch, due_ms: int) -> None:
         """Keep a failed batch until `due_ms`."""
         self._sequence += 1
         heapq.heappush(self.waiting, WaitingBatch(due_ms, self._sequence, batch))
@@ -193,7 +193,7 @@ class BatchLanes:
         """Return True if a failed batch is to be tried now."""
         return bool(self.waiting) and self.waiting[0].due_ms <= now_ms
 
-    def take_due(self, now_ms: int) -> Batch | None:
+    def take_due(self, now_ms: int) -> MessageBatch | None:
         """Take a failed batch whose next try is due; None if there is none."""
         return heapq.heappop(self.waiting).batch if self.is_due(now_ms) else None
 

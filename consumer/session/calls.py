@@ -15,7 +15,7 @@ from ...protocol.frames import (
 from ...protocol.limits import PULL_ANSWERS_MAX
 from ...protocol.offsets import Range
 from ..settings import FullPolicy
-from .batches import BatchLanes
+from .batches import PartitionBatches
 from .broadcast import ack_here, next_read
 from .offsets import ranges_of
 from .ready import LeaveAncestor, Request, SendChanges
@@ -182,7 +182,7 @@ def find_next_ms(session: PartitionSession, now_ms: int) -> int:
     return next_ms
 
 
-def _batch_ms(batches: BatchLanes, now_ms: int) -> int:
+def _batch_ms(batches: PartitionBatches, now_ms: int) -> int:
     """Return when a batch may begin next that waits for that time."""
     next_ms = batches.fill.until_ms
     if batches.waiting and batches.waiting[0].due_ms > now_ms:

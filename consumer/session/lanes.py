@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 from ...protocol.message import Message
 from ...protocol.offsets import Range
-from .batches import BatchLanes, Ref
+from .batches import PartitionBatches, Ref
 
 by_offset = attrgetter("offset")
 
@@ -86,7 +86,7 @@ class KeyLanes:
         "stored",
     )
 
-    def __init__(self, *, is_ordered: bool, batches: BatchLanes | None = None) -> None:
+    def __init__(self, *, is_ordered: bool, batches: PartitionBatches | None = None) -> None:
         self.is_ordered = is_ordered
         self.batches = batches
         self.stored: deque[ClosedBatch] = deque()

@@ -15,7 +15,7 @@ from ...protocol.offsets import AckedOffsets
 from ...protocol.routing import ConsumeStrategy
 from ..settings import AckMode, ConsumerSettings
 from .acks import PendingAcks
-from .batches import BatchLanes
+from .batches import PartitionBatches
 from .flights import Flights
 from .lanes import KeyLanes
 from .offsets import PullOffsets
@@ -165,7 +165,9 @@ class PartitionSession:
         self.intake = Intake(is_superfluous)
         self.offsets = PullOffsets()
         self.acks = PendingAcks()
-        batches = BatchLanes(settings.max_records, settings.max_wait_ms) if in_batches else None
+        batches = (
+            PartitionBatches(settings.max_records, settings.max_wait_ms) if in_batches else None
+        )
         self.lanes = KeyLanes(is_ordered=not is_shared, batches=batches)
         self.parking = PartitionParking(rejects, has_ancestors=has_ancestors)
         self.redrives = RedriveWindows(is_allowed=redrives_here)

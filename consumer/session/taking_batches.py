@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...protocol.message import Message
 from ..settings import AckMode
-from .batches import Batch, BatchLanes, take_first
+from .batches import MessageBatch, PartitionBatches, take_first
 from .lanes import KeyLanes, by_offset
 from .offsets import ranges_of
 from .setting_aside import is_own
@@ -17,7 +17,7 @@ from .taking import drop, has_more, open_next, take_suspect
 from .tenure import NEVER
 
 
-def batches_of(session: PartitionSession) -> BatchLanes:
+def batches_of(session: PartitionSession) -> PartitionBatches:
     """Return the batches of a session that hands out batches."""
     batches = session.lanes.batches
     assert batches is not None
@@ -62,7 +62,7 @@ def has_more_batches(session: PartitionSession, now_ms: int) -> bool:
     return _may_begin(session, batches)
 
 
-def _waits_for_ack(session: PartitionSession, batches: BatchLanes) -> bool:
+def _waits_for_ack(session: PartitionSession, batches: PartitionBatches) -> bool:
     """True while a batch is acked before its handler: the next one is not acked meanwhile, because
     its messages would be lost with the process.
     """
@@ -70,7 +70,7 @@ def _waits_for_ack(session: PartitionSession, batches: BatchLanes) -> bool:
 
 
 # ── keys ──────────────────────────────────────────────────────────────────────────────────────────
-def register(lanes: KeyLanes, batches: BatchLanes) -> None:
+def register(lanes: KeyLanes, batches: PartitionBatches) -> None:
     """Make the keys of the batch busy that was taken while nothing was in hand."""
     batch = batches.unregistered
     if batch is None:
@@ -80,7 +80,7 @@ def register(lanes: KeyLanes, batches: BatchLanes) -> None:
     lanes.busy.update(dict.fromkeys(batch.keys))
 
 
-def finish(session: PartitionSession, batch: Batch) -> None:
+def finish(session: PartitionSession, batch: MessageBatch) -> None:
     """Free the keys of a batch that has ended; what waited for them comes first."""
     lanes, batches = session.lanes, batches_of(session)
     if batch is batches.unregistered:
@@ -93,7 +93,7 @@ def finish(session: PartitionSession, batch: Batch) -> None:
         _put_first(session, batches, waiting)
 
 
-def _requeue_owned(session: PartitionSession, batches: BatchLanes) -> None:
+def _requeue_owned(session: PartitionSession, batches: PartitionBatches) -> None:
     """Put back messages that own their keys, and those that wait for them, which were left by a
     message that was handed out alone.
     """
@@ -107,7 +107,9 @@ def _requeue_owned(session: PartitionSession, batches: BatchLanes) -> None:
     _put_first(session, batches, messages)
 
 
-def _put_first(session: PartitionSession, batches: BatchLanes, messages: list[Message]) -> None:
+def _put_first(
+    session: PartitionSession, batches: PartitionBatches, messages: list[Message]
+) -> None:
     """Put messages before all others; they wait for no fuller batch."""
     lanes = session.lanes
     messages.sort(key=by_offset)
@@ -120,7 +122,7 @@ def _put_first(session: PartitionSession, batches: BatchLanes, messages: list[Me
         batches.is_unsorted = batches.fill.is_over = True
 
 
-def _count_held(lanes: KeyLanes, batches: BatchLanes) -> int:
+def _count_held(lanes: KeyLanes, batches: PartitionBatches) -> int:
     """Return how many messages wait for the keys of batches in hand."""
     busy, count = lanes.busy, 0
     for batch in batches.in_hand.values():
@@ -132,7 +134,9 @@ def _count_held(lanes: KeyLanes, batches: BatchLanes) -> int:
 
 
 # ── what comes next ───────────────────────────────────────────────────────────────────────────────
-def _take_due(session: PartitionSession, batches: BatchLanes, now_ms: int) -> Batch | None:
+def _take_due(
+    session: PartitionSession, batches: PartitionBatches, now_ms: int
+) -> MessageBatch | None:
     """Take what has failed, and is to be tried now."""
     lanes = session.lanes
     while (batch := batches.take_due(now_ms)) is not None:
@@ -144,11 +148,13 @@ def _take_due(session: PartitionSession, batches: BatchLanes, now_ms: int) -> Ba
         message.attempt += 1
         if _without_late(session, [message], now_ms):
             keys = {message.key} if message.key and lanes.is_ordered else set()
-            return Batch([message], keys, message.attempt)
+            return MessageBatch([message], keys, message.attempt)
     return None
 
 
-def _take_extra(session: PartitionSession, batches: BatchLanes, now_ms: int) -> Batch | None:
+def _take_extra(
+    session: PartitionSession, batches: PartitionBatches, now_ms: int
+) -> MessageBatch | None:
     """Take redriven messages of one window, or those of a freed key."""
     extra, owners = session.lanes.extra, session.redrives.owners
     while extra:
@@ -165,7 +171,9 @@ def _take_extra(session: PartitionSession, batches: BatchLanes, now_ms: int) -> 
     return None
 
 
-def _take_opened(session: PartitionSession, batches: BatchLanes, now_ms: int) -> Batch | None:
+def _take_opened(
+    session: PartitionSession, batches: PartitionBatches, now_ms: int
+) -> MessageBatch | None:
     """Take the next opened messages, and as many of those that are stored as fit."""
     lanes = session.lanes
     batch = None
@@ -183,7 +191,7 @@ def _take_opened(session: PartitionSession, batches: BatchLanes, now_ms: int) ->
     return batch
 
 
-def _may_begin(session: PartitionSession, batches: BatchLanes) -> bool:
+def _may_begin(session: PartitionSession, batches: PartitionBatches) -> bool:
     """Return True if a batch of opened and stored messages may begin."""
     lanes, count_max = session.lanes, batches.count_max
     if not (lanes.opened or lanes.stored):
@@ -211,16 +219,16 @@ def expire_fill(session: PartitionSession, now_ms: int) -> None:
 
 
 def _claim(
-    session: PartitionSession, batches: BatchLanes, messages: list[Message], now_ms: int
-) -> Batch | None:
+    session: PartitionSession, batches: PartitionBatches, messages: list[Message], now_ms: int
+) -> MessageBatch | None:
     """Make a batch of the messages whose keys are free, and queue the others."""
     lanes = session.lanes
     busy = lanes.busy
     if not lanes.is_ordered:
         messages = _without_late(session, messages, now_ms)
-        return Batch(messages, set()) if messages else None
+        return MessageBatch(messages, set()) if messages else None
     if not busy:
-        batches.unregistered = batch = Batch(messages, None)
+        batches.unregistered = batch = MessageBatch(messages, None)
         return batch
     keys = {message.key for message in messages}
     if not keys.isdisjoint(busy):
@@ -230,7 +238,7 @@ def _claim(
         keys = {message.key for message in messages}
     keys.discard(b"")
     busy.update(dict.fromkeys(keys))
-    return Batch(messages, keys)
+    return MessageBatch(messages, keys)
 
 
 def _without_late(session: PartitionSession, messages: list[Message], now_ms: int) -> list[Message]:
@@ -249,7 +257,9 @@ def _without_late(session: PartitionSession, messages: list[Message], now_ms: in
 
 
 # ── handing out ───────────────────────────────────────────────────────────────────────────────────
-def _hand_out(session: PartitionSession, batches: BatchLanes, batch: Batch, now_ms: int) -> None:
+def _hand_out(
+    session: PartitionSession, batches: PartitionBatches, batch: MessageBatch, now_ms: int
+) -> None:
     first = batch.messages[0]
     if session.settings.ack is AckMode.BEFORE and is_own(session, first):
         register(session.lanes, batches)
@@ -261,13 +271,13 @@ def _hand_out(session: PartitionSession, batches: BatchLanes, batch: Batch, now_
     give(session, batch)
 
 
-def await_ack(session: PartitionSession, batch: Batch) -> None:
+def await_ack(session: PartitionSession, batch: MessageBatch) -> None:
     """Let a batch wait until the acks of all its messages are stored."""
     batches_of(session).awaited[batch.ref] = batch
     session.acks.awaited[batch.ref] = batch.messages[0]
 
 
-def give(session: PartitionSession, batch: Batch) -> None:
+def give(session: PartitionSession, batch: MessageBatch) -> None:
     """Give a batch to a worker."""
     batches_of(session).in_hand[batch.ref] = batch
     if session.flights.is_shared:  # what is in hand is renewed

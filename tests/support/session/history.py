@@ -109,7 +109,7 @@ EXCLUSIVE = [
     for policy in FailurePolicy
     for ack in (AckMode.LINGERING, AckMode.LINGERING, AckMode.EACH)
 ]
-EXCLUSIVE += [settings_of(on_failure="park", on_full=full, tries_max=1) for full in FullPolicy] * 2
+EXCLUSIVE += [settings_of(on_failure="park", on_full=full, tries_max=1) for full in FullPolicy] * 3
 AT_MOST_ONCE = [settings_of(ack=AckMode.BEFORE)]
 BROADCAST = [settings_of(broadcast=True)]
 SHARED = [settings_of(on_failure=policy, consume_strategy="shared") for policy in FailurePolicy]
@@ -140,16 +140,18 @@ class History:
         self.settings = settings or rng.choice(EXCLUSIVE)
         self.is_shared = self.settings in SHARED
         self.is_broadcast = self.settings.broadcast
-        self.in_batches = rng.random() < 0.25
+        self.in_batches = rng.random() < 0.15
         self.acked = AckedOffsets()
         """What a broadcast consumer has acked."""
         is_small = rng.random() < 0.3
         self.broker = PartitionModel(
-            ranges_max=1 if is_small else 1_000, keys_max=1 if rng.random() < 0.3 else 1_000
+            ranges_max=1 if is_small else 1_000, keys_max=1 if rng.random() < 0.4 else 1_000
         )
         self.drawn = _DRAWN[int(rng.random() * len(_DRAWN))]
+        self.keys = KEYS
         if self.in_batches and rng.random() < 0.6:
             self.drawn = _DRAWN_IN_BATCHES
+            self.keys = KEYS[:2]
         self.is_early = self.settings.ack is AckMode.BEFORE
         self.broker.is_early = self.is_early
         self.is_away = rng.random() < 0.3
@@ -171,9 +173,9 @@ class History:
         self.in_flight_until_ms: dict[int, int] = {}
         self.is_calm = False
         dice = 1.0 if self.is_shared or self.is_broadcast else rng.random()
-        if dice < 0.15:
+        if dice < 0.12:
             self.inherit_suspects()
-        elif dice < 0.25:
+        elif dice < 0.2:
             self.inherit_dead_letters()
         else:
             self.send()
@@ -231,7 +233,7 @@ class History:
     def inherit_suspects(self) -> None:
         """Two owners have ended with the same few messages in hand."""
         broker = self.broker
-        for key in self.rng.choices(KEYS[:2], k=3):
+        for key in (b"a", b"a", self.rng.choice(KEYS)):
             self.offsets_of[key].append(len(broker.keys))
             broker.keys.append(key)
         self.token = broker.fence = 2
@@ -241,12 +243,13 @@ class History:
     def inherit_dead_letters(self) -> None:
         """Earlier owners have set messages aside, of which the first cannot be read."""
         broker = self.broker
-        for key in self.rng.choices(KEYS, k=6):
+        for key in (*self.rng.choices(KEYS, k=6), b"b", b"b", b"b"):
             self.offsets_of[key].append(len(broker.keys))
             broker.keys.append(key)
         broker.parked[None] = ParkedModel(ParkState.PARKED, [0, 1, 2])
         broker.parked[1] = ParkedModel(ParkState.PARKED, [3, 4, 5])
-        broker.acked.update(range(6))
+        broker.parked[b"b"] = ParkedModel(ParkState.PARKED, [6, 7, 8])
+        broker.acked.update(range(9))
         broker.version = 1
         broker.unreadable.update({0, 3})
 
@@ -529,7 +532,7 @@ class History:
         if self.broker.is_sealed or len(self.broker.keys) > 30:
             return
         for _ in range(self.rng.randint(1, 5)):
-            key = KEYS[int(self.rng.random() * (2 if self.in_batches else len(KEYS)))]
+            key = self.keys[int(self.rng.random() * len(self.keys))]
             self.offsets_of[key].append(len(self.broker.keys))
             self.broker.keys.append(key)
 

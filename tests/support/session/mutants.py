@@ -16,9 +16,9 @@ from keylane.consumer.session import (
     windows,
 )
 from keylane.consumer.session.acks import PendingAcks
-from keylane.consumer.session.ancestors import Ancestors
+from keylane.consumer.session.ancestors import PartitionAncestors
 from keylane.consumer.session.aside import AsideMessages
-from keylane.consumer.session.batches import Batch, take_first
+from keylane.consumer.session.batches import MessageBatch, take_first
 from keylane.consumer.session.events import (
     AncestorLeft,
     MessageFailed,
@@ -134,7 +134,7 @@ def newer_half_beside_the_older_one(patches: Patches) -> None:
 
     def wait_apart(session: Any, batch: Any, other: Any, now_ms: int) -> None:
         keys = {message.key for message in other if message.key}
-        half = Batch(other, keys, batch.attempt)
+        half = MessageBatch(other, keys, batch.attempt)
         session.lanes.batches.wait(half, now_ms + 50)
 
     patches.set(batch_outcomes, "_wait_apart", wait_apart)
@@ -362,7 +362,7 @@ def ancestor_told_while_it_is_needed(patches: Patches) -> None:
         self.must_list = True
         self.unneeded = [7, 8]
 
-    patches.set(Ancestors, "note_freed", note_freed)
+    patches.set(PartitionAncestors, "note_freed", note_freed)
 
 
 def ancestor_noted_before_it_is_told(patches: Patches) -> None:
@@ -376,7 +376,7 @@ def ancestor_noted_before_it_is_told(patches: Patches) -> None:
 
 def ancestor_never_told(patches: Patches) -> None:
     """The keys are not listed when one is freed."""
-    patches.set(Ancestors, "note_freed", lambda self: None)
+    patches.set(PartitionAncestors, "note_freed", lambda self: None)
 
 
 def refusal_of_an_ancestor_taken_for_a_fence(patches: Patches) -> None:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from keylane.consumer.session.batches import Batch, BatchFill
+from keylane.consumer.session.batches import BatchFill, MessageBatch
 from keylane.consumer.session.events import (
     BatchFailed,
     BatchHandled,
@@ -315,7 +315,7 @@ def test_hanging_batch_is_named_by_its_first_message():
 @pytest.mark.parametrize("is_ordered", [True, False])
 def test_split_halves_messages(is_ordered):
     messages = [Message("s", key, b"", offset, 1, 0) for offset, key in enumerate((A, B, A, NONE))]
-    batch = Batch(messages, {A, B} if is_ordered else set())
+    batch = MessageBatch(messages, {A, B} if is_ordered else set())
     other = batch.split()
     expected = ([0, 1, 2], [3]) if is_ordered else ([0, 1], [2, 3])
     assert (offsets_of(batch.messages), offsets_of(other)) == expected
