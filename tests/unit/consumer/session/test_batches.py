@@ -241,6 +241,17 @@ def test_bad_message_ends_up_alone_and_is_parked_with_those_that_wait_for_it():
     assert steps.session.intake.held == 0
 
 
+def test_half_that_is_parked_with_its_key_is_named_no_more():
+    steps = BatchSteps(A, A, on_failure="park", tries_max=3)
+    steps.pull(2)
+    for _ in range(3):
+        steps.failed(steps.take(after_ms=PAUSE_MS))
+    assert [park.ranges for park in steps.parks()] == [((0, 2),)]
+    steps.answer_acks()
+    assert not steps.session.acks.failing
+    assert not steps.session.acks.tries
+
+
 def test_batch_that_asks_for_another_try_stays_whole():
     steps = BatchSteps(A, B)
     steps.pull(2)
