@@ -9,14 +9,17 @@ parents have parked.
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from ..protocol.batch import batch_starts, check_batch, column_views
+from ..protocol.batch import check_batch, column_views
 from ..protocol.control import Grant
 from ..protocol.errors import (
+    CorruptBatchError,
+    CorruptLogError,
+    FencedError,
     KeylaneError,
     NotSentError,
     OffsetOutOfRangeError,
@@ -35,11 +38,13 @@ from ..protocol.frames import (
     Read,
     ReadEdited,
     ReadParked,
+    ReleaseParked,
 )
 from ..protocol.ids import MAX_I64
 from ..protocol.message import Message
 from ..protocol.offsets import Range
 from ..protocol.parked import (
+    RETRIED,
     ParkedKeyRow,
     ParkKey,
     RequestedChange,
@@ -47,6 +52,7 @@ from ..protocol.parked import (
     encode_parked,
     is_loose,
 )
+from ..protocol.record import Header, read_header
 from ..protocol.routing import PartitionState
 from ..protocol.text import MAYBE_OLDER_COPY
 from ..rpc.client import BrokerClient
@@ -56,11 +62,14 @@ from .delivery.decode import decode_messages
 from .delivery.user_acks import check_not_in_handler
 from .parking.ancestors import Ancestors
 from .pulling.pull_owner import PullOwner
-from .session.events import KeysListed, WindowRead
+from .session.events import AncestorLeft, KeysListed, SourceUnreadable, WindowRead
 from .session.ready import ReadWindow
+from .session.state import PartitionSession
 
 log = logging.getLogger("keylane.consumer")
 READ_BYTES = 1 << 18
+Row = tuple[int, int, int]
+"""A source, and the offsets `[start, end)` in it."""
 
 
 class ReadingShell(Protocol):
@@ -73,6 +82,7 @@ class ReadingShell(Protocol):
     grant: Grant
     lease: tuple[int, str, str, int]
     owner: PullOwner
+    state: PartitionSession
     connections: Connections
     broker: BrokerClient
 
@@ -111,10 +121,6 @@ class SourceDelivery:
         """Raise InvalidRequestError: a handler has the message."""
         check_not_in_handler(message)
 
-    def report_failure(self, message: Message, failure: Any) -> None:
-        """Report a message's failed attempt to the broker."""
-        self.client.report_failure(message, failure)
-
     def report_hang(self, message: Message, failure: Any, running_ms: int) -> None:
         """Report a hanging message to the broker."""
         self.client.report_hang(message, failure, running_ms)
@@ -126,11 +132,10 @@ class ParkedReads:
     def __init__(self, shell: ReadingShell) -> None:
         self.grant = shell.grant
         self._shell = shell
-        self._has_listed = False
         self._sources: dict[int, tuple[str | None, int]] = {}
         """The broker's address and the logic start of each ancestor."""
         context: Any = self
-        self._ancestors = Ancestors(context, context, self._list_ancestors)
+        self._ancestors = Ancestors(context, context, self.list_keys)
 
     # ── what adopting needs ───────────────────────────────────────────────────────────────────────
     @property
@@ -159,12 +164,6 @@ class ParkedReads:
         assert isinstance(answer, ParkedChanged)
         return answer.parked_version
 
-    def spawn(self, body: Any, _activity: str) -> Any:
-        """Run `body` in a task of the shell."""
-        shell: Any = self._shell
-        work: Coroutine[Any, Any, None] = body()
-        return shell.start(work)
-
     def update_grant(self, grant: Grant) -> None:
         """Use a newer grant of the same lease, unless all ancestors have been adopted."""
         self._ancestors.update_grant(grant)
@@ -180,78 +179,157 @@ class ParkedReads:
 
     # ── keys ──────────────────────────────────────────────────────────────────────────────────────
     async def list_keys(self) -> KeysListed:
-        """Fetch the parked keys, and, the first time, what waits for a retry."""
-        version, rows = await self._list()
-        aside = [] if self._has_listed else await self._list_aside(rows)
-        self._has_listed = True
-        if self._ancestors.unneeded_ancestors:
-            self._ancestors.notify_unneeded_ancestors()
-        return KeysListed(version, rows, aside)
-
-    async def _list(self) -> tuple[int, list[ParkedKeyRow]]:
+        """Fetch the parked keys, and, at the acquisition, what waits for a retry. Raises
+        KeylaneError.
+        """
         rows: list[ParkedKeyRow] = []
-        version, first = 0, 0
+        first = 0
         while True:
             answer, payload = await self._shell.broker.call(ListParked(*self.lease, first))
             assert isinstance(answer, ParkedKeys)
             rows += decode_key_rows(payload)
-            version = answer.parked_version
-            self._ancestors.unneeded_ancestors = answer.unneeded_ancestors
             if answer.following is None:
-                return version, rows
+                break
             first = answer.following
-
-    async def _list_ancestors(self) -> None:
-        await self._list()
+        # Later, what waits for a retry is what this session has set aside itself.
+        is_first = not self._shell.state.tenure.is_acquired
+        aside = await self._list_aside(rows) if is_first else []
+        return KeysListed(answer.parked_version, rows, aside, answer.unneeded_ancestors)
 
     async def _list_aside(self, rows: list[ParkedKeyRow]) -> list[tuple[int, int, int, int]]:
         return [
             (row.key, *parked)
             for row in rows
             if isinstance(row.key, int) and row.key
-            for parked in (await self._read_rows(row.key, MAX_I64)).rows
+            for parked in (await self._read_rows(row.key, MAX_I64, 0)).rows
         ]
 
-    async def _read_rows(self, key: ParkKey, count: int) -> ParkedRows:
-        answer, _ = await self._shell.broker.call(ReadParked(*self.lease, key, count))
+    async def _read_rows(self, key: ParkKey, count: int, first: int) -> ParkedRows:
+        answer, _ = await self._shell.broker.call(ReadParked(*self.lease, key, count, first))
         assert isinstance(answer, ParkedRows)
         return answer
 
+    async def leave_ancestor(self, source: int) -> AncestorLeft:
+        """Tell an ancestor that none of its parked messages is needed. Raises KeylaneError."""
+        address = await self._ancestors.address_of(source)
+        if address is not None:
+            _, group, _, token = self.lease
+            partition = self.grant.partition
+            request = ReleaseParked(
+                source, group, partition.range_start, partition.range_end, token
+            )
+            try:
+                await self.broker_at(address).call(request)
+            except FencedError as error:  # the lease of this partition is not affected
+                log.info(
+                    "%s: cannot release parked messages of partition %d: %s",
+                    self.log_name,
+                    source,
+                    error.message,
+                )
+        return AncestorLeft(source)
+
     # ── windows ───────────────────────────────────────────────────────────────────────────────────
-    async def read_window(self, request: ReadWindow) -> WindowRead:
+    async def read_window(self, request: ReadWindow) -> WindowRead | SourceUnreadable:
         """Read the messages of a window. Raises KeylaneError."""
-        edited: tuple[tuple[int, int], ...] = ()
+        edited: Collection[tuple[int, int]] = ()
+        first_row = request.first_row
         if request.ranges:
             source, ranges = request.source, list(request.ranges)
         else:
-            rows = await self._read_rows(request.key, request.count)
-            if not rows.rows:
-                return WindowRead(request.number, [])
-            source = rows.rows[0][0]
-            ranges = [(low, high) for each, low, high in rows.rows if each == source]
-            edited = tuple(rows.edited)
-        start = ranges[0][0]
+            rows, edited, first_row = await self._next_rows(request)
+            if not rows:
+                return WindowRead(request.number, [], first_row=first_row)
+            source = rows[0][0]
+            ranges = [(low, high) for each, low, high in rows if each == source]
         try:
-            messages, upto = await self._read(request.key, source, ranges)
+            messages, upto, gone = await self._read(request.key, source, ranges)
+        except FencedError:
+            raise
+        except KeylaneError as error:
+            self._sources.clear()
+            log.info("%s: parked messages: %s", self.log_name, error.message)
+            is_damaged = isinstance(error, CorruptLogError | CorruptBatchError)
+            upto_damaged = getattr(error, "end_offset", None) if is_damaged else None
+            return SourceUnreadable(request.number, source, upto_damaged, first_row)
+        if not isinstance(request.key, int) or request.key == RETRIED:
+            await self._apply_edits(request.key, edited, messages)
+        left = [(max(low, upto), high) for low, high in ranges if high > upto]
+        return WindowRead(request.number, messages, gone, left if request.ranges else (), first_row)
+
+    async def _next_rows(
+        self, request: ReadWindow
+    ) -> tuple[Sequence[Row], Collection[tuple[int, int]], int]:
+        """Return the first parked messages of a key that are not passed over, which of them an
+        operator has edited, and how many rows come before.
+        """
+        below, first = dict(request.passed_over), request.first_row
+        if not below:
+            parked = await self._read_rows(request.key, request.count, 0)
+            return parked.rows, parked.edited, 0
+        while True:
+            parked = await self._read_rows(request.key, MAX_I64, first)
+            rows = _not_passed_over(parked.rows, below, request.count)
+            if rows or not parked.rows:
+                return rows, parked.edited, first
+            first += len(parked.rows)
+
+    async def _read(
+        self, key: ParkKey, source: int, ranges: list[Range]
+    ) -> tuple[list[Message], int, list[Row]]:
+        """
+        Read the first messages of a source that are in the ranges.
+
+        Returns:
+            The messages, the offset up to which the ranges are read, and the rows of messages that
+            retention has removed.
+
+        Raises:
+            KeylaneError: the source cannot be read now; CorruptBatchError names what is damaged.
+        """
+        shell = self._shell
+        start, end = ranges[0][0], ranges[-1][1]
+        try:
+            broker, logic_start = await self._locate(source)
         except PartitionUnknownError:
-            return self._gone(request.number, source, ranges)
+            return [], end, self._give_up(source, ranges)
+        try:
+            answer, payload = await broker.call(Read(source, start, READ_BYTES))
         except OffsetOutOfRangeError as error:
             first = error.first_offset or 0
-            if first <= start:
+            if start >= first:
                 raise _missing_error(source, start) from error
-            return self._gone(
-                request.number, source, [(low, min(high, first)) for low, high in ranges]
-            )
-        except KeylaneError:
-            self._sources.clear()
-            raise
-        await self._apply_edits(request.key, edited, messages)
-        left = [(max(low, upto), high) for low, high in ranges if high > upto]
-        return WindowRead(request.number, messages, (), left if request.ranges else ())
+            end = min(end, first)
+            gone = [(low, min(high, end)) for low, high in ranges if low < end]
+            return [], end, self._give_up(source, gone)
+        assert isinstance(answer, Batches)
+        if not payload:
+            raise _missing_error(source, start)
+        delivery: Any = SourceDelivery(shell, logic_start, is_loose=is_loose(key))
+        messages: list[Message] = []
+        upto, position = start, 0
+        while position < len(payload):
+            try:
+                header = check_batch(payload, position)
+                base, end_offset = header.base_offset, header.next_offset
+                overlapping = [pair for pair in ranges if pair[0] < end_offset and base < pair[1]]
+                columns = column_views(payload, header, position) if overlapping else None
+            except CorruptBatchError as error:
+                if messages:
+                    break  # return the readable messages before it
+                _add_offsets(error, payload, position, start=start)
+                raise
+            if columns is not None:
+                opened = decode_messages(
+                    columns, header, shell.subject, source, shell.token, delivery
+                )
+                for low, high in overlapping:
+                    messages += opened[max(low - base, 0) : max(high - base, 0)]
+            upto, position = end_offset, position + header.length
+        return messages, upto, []
 
-    def _gone(self, number: int, source: int, ranges: list[Range]) -> WindowRead:
-        gone = [(source, low, high) for low, high in ranges if low < high]
-        for _, low, high in gone:
+    def _give_up(self, source: int, ranges: list[Range]) -> list[Row]:
+        for low, high in ranges:
             log.warning(
                 "%s: parked messages [%d, %d) of partition %d were removed by "
                 "retention, and are given up",
@@ -260,30 +338,7 @@ class ParkedReads:
                 high,
                 source,
             )
-        return WindowRead(number, [], gone)
-
-    async def _read(
-        self, key: ParkKey, source: int, ranges: list[Range]
-    ) -> tuple[list[Message], int]:
-        """Read the first messages of a source that are in the ranges, and return up to where."""
-        shell = self._shell
-        broker, logic_start = await self._locate(source)
-        start = ranges[0][0]
-        answer, payload = await broker.call(Read(source, start, READ_BYTES))
-        assert isinstance(answer, Batches)
-        if not payload:
-            raise _missing_error(source, start)
-        delivery: Any = SourceDelivery(shell, logic_start, is_loose=is_loose(key))
-        messages: list[Message] = []
-        upto = start
-        for position, header in batch_starts(payload):
-            check_batch(payload, position)
-            columns = column_views(payload, header, position)
-            opened = decode_messages(columns, header, shell.subject, source, shell.token, delivery)
-            base, upto = header.base_offset, header.next_offset
-            for low, high in ranges:
-                messages += opened[max(low - base, 0) : max(high - base, 0)]
-        return messages, upto
+        return [(source, low, high) for low, high in ranges]
 
     async def _locate(self, source: int) -> tuple[BrokerClient, int]:
         """
@@ -315,7 +370,7 @@ class ParkedReads:
         return self.broker_at(address), logic_start
 
     async def _apply_edits(
-        self, key: ParkKey, edited: tuple[tuple[int, int], ...], messages: list[Message]
+        self, key: ParkKey, edited: Collection[tuple[int, int]], messages: list[Message]
     ) -> None:
         """Put in the values with which an operator has replaced those of parked messages."""
         partition_id, group, *_ = self.lease
@@ -336,3 +391,32 @@ def _missing_error(source: int, offset: int) -> NotSentError:
         f"{MAYBE_OLDER_COPY}",
         partition_id=source,
     )
+
+
+def _not_passed_over(rows: Iterable[Row], below: Mapping[int, int], count: int) -> list[Row]:
+    """Return the first `count` messages that are not passed over; `rows` are sorted by source and
+    offset.
+    """
+    remaining: list[Row] = []
+    for source, start, end in rows:
+        low = max(start, below.get(source, 0))
+        high = min(end, low + count)
+        if low < high:
+            remaining.append((source, low, high))
+            count -= high - low
+    return remaining
+
+
+def _add_offsets(
+    error: CorruptBatchError, payload: memoryview, position: int, *, start: int
+) -> None:
+    """Add the offsets of a damaged batch to the error, so that messages after it can be read. They
+    are known if the header, which has its own checksum, is intact.
+    """
+    header = read_header(payload, position)
+    if isinstance(header, Header) and header.next_offset > start:
+        error.details |= {
+            "partition_id": header.partition_id,
+            "offset": header.base_offset,
+            "end_offset": header.next_offset,
+        }

@@ -46,6 +46,7 @@ from .session.events import (
     CallFailed,
     Event,
     LeaseGranted,
+    MessageHangs,
     OperatorChanged,
     Paused,
     Pulled,
@@ -58,6 +59,7 @@ from .session.events import (
 from .session.ready import (
     CancelHandlers,
     FailureOutcome,
+    LeaveAncestor,
     LeaveTurn,
     Note,
     NoteKind,
@@ -373,6 +375,8 @@ class SessionShell:
             return await self._reads.list_keys()
         elif isinstance(request, ReadWindow):
             return await self._reads.read_window(request)
+        elif isinstance(request, LeaveAncestor):
+            return await self._reads.leave_ancestor(request.source)
         elif isinstance(request, Pull):
             answer, payload = await self.broker.call(request, wait_ms=request.wait_ms)
             return self._pulled(answer, payload, has_more=False)
@@ -643,11 +647,9 @@ class SessionShell:
         """Raise InvalidRequestError: a handler has the message."""
         check_not_in_handler(message)
 
-    def report_failure(self, message: Message, failure: Failure) -> None:
-        """Report a message's failed attempt to the broker."""
-
     def report_hang(self, message: Message, failure: Failure, running_ms: int) -> None:
-        """Report a hanging message to the broker."""
+        """Report to the broker that a message hangs in its handler."""
+        self.feed(MessageHangs(message, failure, running_ms))
 
     # ── state, for the consumer ───────────────────────────────────────────────────────────────────
     @property

@@ -394,6 +394,8 @@ class HandlerDispatch:
         """The handler waits: the run ends at its message, and others work beside it."""
         self._run_size = RUN_MIN
         self._end_run(worker, has_next=True)
+        if self._given or self._offers:
+            self._idle.wake_one()
 
     def _end_run(self, worker: HandlerWorker, *, has_next: bool) -> None:
         if worker.run is not None and worker.shell is not None:
@@ -404,12 +406,15 @@ class HandlerDispatch:
     async def _handle_given(self, worker: HandlerWorker) -> None:
         """Handle messages of bundles, one after another."""
         handler, is_awaited, readings = self._handler, self._is_async, self._readings
+        idle = self._idle
         assert worker.task is not None
         cancelling = worker.task.cancelling
         for _ in range(MESSAGES_PER_TURN):
             if not self._given:
                 return
             shell, message = self._given.popleft()
+            if idle.waiting and (self._given or self._offers):
+                idle.wake_one()  # this one's handler may wait
             if next(readings) >= shell.begin_until_s:
                 self._return(shell, [message])
                 continue
@@ -685,7 +690,7 @@ class HandlerDispatch:
             worker.cancel_handler()
         else:
             failure = self._rules.build_failure(self._timeout_error(), message.attempt)
-            message.delivery.report_failure(message, failure)  # type: ignore[union-attr]
+            message.delivery.report_hang(message, failure, self._timeout_ms)  # type: ignore[union-attr]
             log.warning(
                 "%s has been in a thread for longer than handler_timeout_ms (%d ms); a thread "
                 "cannot be cancelled, so its key and its thread wait until the handler returns",

@@ -87,7 +87,7 @@ class Ancestors:
         context = self._context
         parent_id, address = int(parent.partition_id), parent.address
         if address is None or parent_id in self._called:
-            address = await self._address_of(parent_id)
+            address = await self.address_of(parent_id)
         self._called.add(parent_id)
         if address is None:
             if parent_id in self._lost and parent.state is not PartitionState.EXPIRED:
@@ -125,7 +125,7 @@ class Ancestors:
             )
         return version
 
-    async def _address_of(self, partition_id: int) -> str | None:
+    async def address_of(self, partition_id: int) -> str | None:
         """
         Return the current address of a partition's broker, or None if its messages are gone.
 
@@ -162,7 +162,7 @@ class Ancestors:
         try:
             await self._refresh()
             for source in self.unneeded_ancestors:
-                address = await self._address_of(source)
+                address = await self.address_of(source)
                 if address is not None:
                     _, group, _, token = context.lease
                     request = ReleaseParked(

@@ -22,7 +22,7 @@ from .events import (
 )
 from .failure import Treatment, decide_treatment, pause_ms
 from .offsets import ranges_of
-from .ready import FailureOutcome, Note, NoteKind
+from .ready import FailureOutcome
 from .setting_aside import is_own, set_aside, set_redriven_aside
 from .state import PartitionSession
 from .suspects import SuspectPhase
@@ -138,7 +138,7 @@ def on_failed(session: PartitionSession, event: MessageFailed, now_ms: int) -> N
     suspects = session.suspects
     is_suspect = suspects is not None and suspects.is_present(message)
     if session.settings.ack is AckMode.BEFORE and is_own(session, message):
-        session.output.notes.append(Note(NoteKind.LOST, message.offset, 1))
+        session.output.notes.append(FailureOutcome(message, Treatment.LOST))
         session.acks.failing.forget(ref)
         session.intake.held -= 1
         session.lanes.finish(message)

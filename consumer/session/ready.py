@@ -100,7 +100,7 @@ class NoteKind(enum.StrEnum):
     MISSED = "messages were removed before the group got them"
     CRASHED = "a message ended the process of its consumer"
     CAREFUL = "messages are handed out one at a time, because one may have ended two processes"
-    LOST = "a message was lost: it was acked before its handler, which has failed"
+    LOST = "the lease ended while messages were acked: no handler gets them"
     RANGE_LIMIT = "acks wait for older messages to be acked"
     GONE = "parked messages were removed by retention, and are given up"
     NO_REDRIVES = "this consumer cannot redrive parked messages"

@@ -13,6 +13,7 @@ from keylane.consumer.session.events import (
     Tick,
     WorkWanted,
 )
+from keylane.consumer.session.failure import Treatment
 from keylane.consumer.session.ready import CancelHandlers, Note, NoteKind
 from keylane.protocol.errors import (
     FencedError,
@@ -161,7 +162,8 @@ def test_message_acked_before_is_lost_when_its_handler_fails():
     steps.want()
     steps.ack(1)
     steps.fail(0)
-    assert steps.ready.notes == (Note(NoteKind.LOST, 0, 1),)
+    (outcome,) = steps.ready.notes
+    assert (outcome.message.offset, outcome.treatment) == (0, Treatment.LOST)
     steps.want()
     assert offsets_of(steps.ack(2).hand_out) == [1]
 
