@@ -114,7 +114,7 @@ def _renewal_ms(session: PartitionSession) -> int:
     """Return when an ack request is due although nothing is to be acked: it keeps the pull lock,
     and messages that handlers of a shared group have.
     """
-    if session.settings.broadcast or session.is_idle:
+    if session.settings.broadcast or (not session.intake.held and session.is_idle):
         return NEVER
     idle_ms = session.settings.ttl_ms // 3
     if session.flights.is_shared and session.lanes.in_hand:

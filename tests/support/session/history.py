@@ -932,10 +932,8 @@ class History:
             self.pause()
         self.free_workers()
         for count in range(400):
-            if self.is_away or not self._waits_for_others():
-                self.broker.unreadable.clear()
-            elif count > 200:
-                raise BrokenPromiseError("messages wait for one that cannot be read")
+            if self.broker.unreadable:
+                self._repair(is_late=count > 200)
             self._heal_once()
             if self.broker.is_sealed and self.session.is_drained:
                 self.check_count()
@@ -945,15 +943,19 @@ class History:
                 self.seal()
         raise BrokenPromiseError(f"not done: {self._undone()}")
 
-    def _waits_for_others(self) -> bool:
-        """True while a message that can be read waits beside one that cannot."""
+    def _repair(self, *, is_late: bool) -> None:
+        """Repair what cannot be read, once nothing waits beside it that can be."""
         broker = self.broker
-        return bool(broker.unreadable) and any(
+        waits = any(
             offset not in broker.unreadable and offset not in broker.handled
             for key, parked in broker.parked.items()
             if is_loose(key)
             for offset in parked.offsets
         )
+        if self.is_away or not waits:
+            broker.unreadable.clear()
+        elif is_late:
+            raise BrokenPromiseError("messages wait for one that cannot be read")
 
     def _heal_once(self) -> None:
         """Do all that can be done, and let time pass."""

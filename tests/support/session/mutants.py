@@ -352,7 +352,7 @@ def unreadable_message_given_up(patches: Patches) -> None:
 
 def held_retries_forgotten(patches: Patches) -> None:
     """What waits for a source is not due when the source can be read again."""
-    patches.set(AsideMessages, "note_read", lambda self, source: self._failing.pop(source, None))
+    patches.set(AsideMessages, "note_read", lambda self, source: self.failing.pop(source, None))
 
 
 def ancestor_told_while_it_is_needed(patches: Patches) -> None:
