@@ -37,7 +37,15 @@ from .outcomes import (
 from .ready import FailureOutcome, Note, NoteKind
 from .setting_aside import is_own, set_aside, set_redriven_aside
 from .state import PartitionSession
-from .taking_batches import await_ack, batches_of, finish, give, register, take_batch
+from .taking_batches import (
+    await_ack,
+    batches_of,
+    finish,
+    give,
+    register,
+    stop_counting,
+    take_batch,
+)
 
 
 def _take_back(session: PartitionSession, messages: list[Message]) -> MessageBatch | None:
@@ -111,6 +119,8 @@ def on_batch_failed(session: PartitionSession, event: BatchFailed, now_ms: int) 
     """A handler has failed."""
     batch, first = _take_back(session, event.messages), event.messages[0]
     register(session.lanes, batches_of(session))
+    if batch is not None:
+        stop_counting(session.lanes, batches_of(session), batch)
     if batch is None or len(batch.messages) == 1:
         session.lanes.in_hand[first.partition_id, first.offset] = first
         failure = replace(event.failure, attempts=first.attempt)
@@ -224,6 +234,7 @@ def on_batch_returned(session: PartitionSession, event: BatchReturned, now_ms: i
         on_returned(session, MessagesReturned(event.messages), now_ms)
         return
     register(session.lanes, batches_of(session))
+    stop_counting(session.lanes, batches_of(session), batch)
     if session.tenure.is_live and now_ms < session.tenure.until_ms:
         batch.count_try(-1)  # the next one is counted when it is handed out
         batches_of(session).wait(batch, now_ms)

@@ -152,8 +152,10 @@ class PartitionBatches:
         "awaited",
         "count_max",
         "fill",
+        "held",
         "in_hand",
         "is_unsorted",
+        "running",
         "unregistered",
         "waiting",
     )
@@ -162,6 +164,10 @@ class PartitionBatches:
         self.count_max = count_max
         self.fill = BatchFill(wait_ms)
         self.in_hand: dict[Ref, MessageBatch] = {}
+        self.running: set[bytes] = set()
+        """The keys of batches that have not failed, and have not ended."""
+        self.held = 0
+        """How many messages wait for these keys."""
         self.unregistered: MessageBatch | None = None
         """The batch in hand whose keys are not busy yet, because nothing else is in hand."""
         self.awaited: dict[Ref, MessageBatch] = {}
@@ -223,6 +229,7 @@ class PartitionBatches:
     def clear(self) -> None:
         """Drop everything that no worker has."""
         self.waiting.clear()
+        self.held = 0
 
 
 def take_first(messages: deque[Message], count: int) -> list[Message]:

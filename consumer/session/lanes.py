@@ -261,6 +261,9 @@ class KeyLanes:
             if queue:
                 removed += [message for message in queue if matches(message)]
                 self.busy[key] = deque(each for each in queue if not matches(each)) or None
+        if self.batches is not None:
+            running = self.batches.running
+            self.batches.held = sum(len(self.busy[key] or ()) for key in running)
         return removed
 
     def discard(self, ref: tuple[int, int]) -> int:

@@ -78,6 +78,14 @@ def register(lanes: KeyLanes, batches: PartitionBatches) -> None:
     batches.unregistered = None
     batch.keys = {message.key for message in batch.messages if message.key}
     lanes.busy.update(dict.fromkeys(batch.keys))
+    batches.running |= batch.keys
+
+
+def stop_counting(lanes: KeyLanes, batches: PartitionBatches, batch: MessageBatch) -> None:
+    """Count what waits for the keys of a batch no more, because it has failed or ended."""
+    for key in batches.running.intersection(batch.keys or ()):
+        batches.held -= len(lanes.busy[key] or ())
+    batches.running.difference_update(batch.keys or ())
 
 
 def finish(session: PartitionSession, batch: MessageBatch) -> None:
@@ -86,6 +94,7 @@ def finish(session: PartitionSession, batch: MessageBatch) -> None:
     if batch is batches.unregistered:
         batches.unregistered = None
         return
+    stop_counting(lanes, batches, batch)
     waiting: list[Message] = []
     for key in batch.keys or ():
         waiting += lanes.busy.pop(key, None) or ()
@@ -113,24 +122,14 @@ def _put_first(
     """Put messages before all others; they wait for no fuller batch."""
     lanes = session.lanes
     messages.sort(key=by_offset)
-    own = [message for message in messages if is_own(session, message)]
-    if len(own) < len(messages):
+    own = messages
+    if session.redrives.owners:
+        own = [message for message in messages if is_own(session, message)]
         redriven = [message for message in messages if not is_own(session, message)]
         lanes.extra.extendleft(reversed(redriven))
     if own:
         lanes.opened.extendleft(reversed(own))
         batches.is_unsorted = batches.fill.is_over = True
-
-
-def _count_held(lanes: KeyLanes, batches: PartitionBatches) -> int:
-    """Return how many messages wait for the keys of batches in hand."""
-    busy, count = lanes.busy, 0
-    for batch in batches.in_hand.values():
-        for key in batch.keys or ():
-            queue = busy[key]
-            if queue is not None:
-                count += len(queue)
-    return count
 
 
 # ── what comes next ───────────────────────────────────────────────────────────────────────────────
@@ -198,7 +197,7 @@ def _may_begin(session: PartitionSession, batches: PartitionBatches) -> bool:
         return False
     if not batches.fill.is_over and _count_ready(lanes, upto=count_max) < count_max:
         return False
-    return _count_held(lanes, batches) < count_max
+    return batches.held < count_max
 
 
 def _count_ready(lanes: KeyLanes, *, upto: int | None = None) -> int:
@@ -232,13 +231,28 @@ def _claim(
         return batch
     keys = {message.key for message in messages}
     if not keys.isdisjoint(busy):
-        messages = [message for message in messages if not lanes.queue_if_busy(message)]
+        messages = _queue_busy(lanes, batches, messages)
         if not messages:
             return None
         keys = {message.key for message in messages}
     keys.discard(b"")
     busy.update(dict.fromkeys(keys))
+    batches.running |= keys
     return MessageBatch(messages, keys)
+
+
+def _queue_busy(
+    lanes: KeyLanes, batches: PartitionBatches, messages: list[Message]
+) -> list[Message]:
+    """Queue the messages whose keys are busy, and return the others."""
+    busy, running, free = lanes.busy, batches.running, []
+    for message in messages:
+        if message.key not in busy:
+            free.append(message)
+            continue
+        lanes.queue_if_busy(message)
+        batches.held += message.key in running
+    return free
 
 
 def _without_late(session: PartitionSession, messages: list[Message], now_ms: int) -> list[Message]:

@@ -514,6 +514,9 @@ class History:
         early = len(session.acks.awaited) if self.is_early else 0
         if lanes.batches is not None:
             made += sum(len(each.batch.messages) for each in lanes.batches.waiting)
+            held = sum(len(lanes.busy[key] or ()) for key in lanes.batches.running)
+            if session.tenure.is_live and held != lanes.batches.held:
+                raise BrokenPromiseError(f"{lanes.batches.held} messages are held, not {held}")
             if self.is_early:
                 early += lanes.batches.count_awaited - len(lanes.batches.awaited)
         suspects = session.suspects
