@@ -83,9 +83,10 @@ def register(lanes: KeyLanes, batches: PartitionBatches) -> None:
 
 def stop_counting(lanes: KeyLanes, batches: PartitionBatches, batch: MessageBatch) -> None:
     """Count what waits for the keys of a batch no more, because it has failed or ended."""
-    for key in batches.running.intersection(batch.keys or ()):
-        batches.held -= len(lanes.busy[key] or ())
-    batches.running.difference_update(batch.keys or ())
+    keys, busy = batch.keys or set(), lanes.busy
+    if batches.held:
+        batches.held -= sum(len(busy[key] or ()) for key in batches.running & keys)
+    batches.running -= keys
 
 
 def finish(session: PartitionSession, batch: MessageBatch) -> None:
@@ -96,8 +97,11 @@ def finish(session: PartitionSession, batch: MessageBatch) -> None:
         return
     stop_counting(lanes, batches, batch)
     waiting: list[Message] = []
+    pop = lanes.busy.pop
     for key in batch.keys or ():
-        waiting += lanes.busy.pop(key, None) or ()
+        queue = pop(key, None)
+        if queue:
+            waiting += queue
     if waiting:
         _put_first(session, batches, waiting)
 
