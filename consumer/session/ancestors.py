@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class Ancestors:
+class PartitionAncestors:
     """
     The ancestors that keep parked messages for one partition.
 

@@ -29,6 +29,7 @@ from ...protocol.frames import (
 )
 from ...protocol.parked import AncestorNotified
 from ..settings import AckMode
+from .batch_outcomes import serve_awaited_batch
 from .broadcast import end_read, fail_read
 from .events import (
     AncestorLeft,
@@ -124,7 +125,10 @@ def _store(session: PartitionSession, event: Pulled, now_ms: int) -> None:
         ranges = offsets.take(batch.start, batch.end)
         if ranges:
             session.lanes.stored.append(ClosedBatch(batch, ranges, NEVER))
-            session.intake.held += sum(end - start for start, end in ranges)
+            count = sum(end - start for start, end in ranges)
+            session.intake.held += count
+            if session.lanes.batches is not None:
+                session.lanes.batches.fill.arrive(count, now_ms)
     for start, end in left_out:
         _ack_left_out(session, start, end, now_ms)
 
@@ -156,6 +160,8 @@ def on_flights_pulled(session: PartitionSession, event: FlightsPulled, now_ms: i
             count = sum(end - start for start, end in ranges)
             session.intake.held += count
             flights.pull_size.received += count
+            if session.lanes.batches is not None:
+                session.lanes.batches.fill.arrive(count, now_ms)
             offsets.next_offset = max(offsets.next_offset, ranges[-1][1])
     offsets.cursor = max(offsets.cursor, event.cursor)
     if event.is_sealed:
@@ -190,7 +196,14 @@ def on_acked(session: PartitionSession, answer: Acked, now_ms: int) -> None:
 def _serve_awaited(session: PartitionSession, now_ms: int) -> None:
     """Go on with messages whose ack is stored."""
     acks, tenure, lanes = session.acks, session.tenure, session.lanes
+    batches = {} if lanes.batches is None else lanes.batches.awaited
     for ref, message in list(acks.awaited.items()):
+        batch = batches.get(ref)
+        if batch is not None:
+            if not any(each.offset in acks.handled for each in batch.messages):
+                del acks.awaited[ref], batches[ref]
+                serve_awaited_batch(session, batch, now_ms)
+            continue
         if ref[1] in acks.handled:
             continue
         del acks.awaited[ref]

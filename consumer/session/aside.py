@@ -56,31 +56,30 @@ class FailingSource:
 class AsideMessages:
     """The messages of one partition that wait for a retry."""
 
-    __slots__ = ("_failing", "_sequence", "_waiting")
+    __slots__ = ("_sequence", "failing", "waiting")
 
     def __init__(self) -> None:
-        self._waiting: list[Aside] = []
-        self._failing: dict[int, FailingSource] = {}
+        self.waiting: list[Aside] = []
+        """A heap."""
+        self.failing: dict[int, FailingSource] = {}
+        """The sources that cannot be read, which hold what else is due of them."""
         self._sequence = 0
 
     def __len__(self) -> int:
         """Return the number of ranges."""
-        count = len(self._waiting)
-        if self._failing:
-            count += sum(len(failing.held) for failing in self._failing.values())
+        count = len(self.waiting)
+        if self.failing:
+            count += sum(len(failing.held) for failing in self.failing.values())
         return count
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting or self._failing)
 
     @property
     def next_ms(self) -> int | None:
         """When the next messages are due; None if none are, or all wait for a read."""
-        return self._waiting[0].due_ms if self._waiting else None
+        return self.waiting[0].due_ms if self.waiting else None
 
     def put(self, due_ms: int, tries: int, source: int, offset_range: Range) -> None:
         """Add messages that wait until `due_ms`."""
-        heapq.heappush(self._waiting, self._aside(due_ms, tries, source, offset_range))
+        heapq.heappush(self.waiting, self._aside(due_ms, tries, source, offset_range))
 
     def _aside(self, due_ms: int, tries: int, source: int, offset_range: Range) -> Aside:
         self._sequence += 1
@@ -88,10 +87,10 @@ class AsideMessages:
 
     def take_due(self, count: int, now_ms: int) -> DueRetry | None:
         """Remove and return up to `count` messages that are due; None if there are none."""
-        waiting = self._waiting
+        waiting = self.waiting
         while waiting and waiting[0].due_ms <= now_ms:
             first = waiting[0]
-            failing = self._failing.get(first.source)
+            failing = self.failing.get(first.source)
             if failing is None:
                 return self._take(first.tries, first.source, count, now_ms, is_probe=False)
             if not failing.is_probed and now_ms >= failing.until_ms:
@@ -103,7 +102,7 @@ class AsideMessages:
     def _take(
         self, tries: int, source: int, count: int, now_ms: int, *, is_probe: bool
     ) -> DueRetry:
-        waiting = self._waiting
+        waiting = self.waiting
         ranges: list[Range] = []
         while waiting and count:
             first = waiting[0]
@@ -119,9 +118,9 @@ class AsideMessages:
 
     def note_read(self, source: int) -> None:
         """Note that a source was read: what is held of it is due again."""
-        failing = self._failing.pop(source, None)
+        failing = self.failing.pop(source, None)
         for held in () if failing is None else failing.held:
-            heapq.heappush(self._waiting, held)
+            heapq.heappush(self.waiting, held)
 
     def put_back(
         self,
@@ -139,10 +138,10 @@ class AsideMessages:
             upto: the offset after what cannot be read; None: only the first message is known to be
                 unreadable.
         """
-        failing = self._failing.get(due.source)
+        failing = self.failing.get(due.source)
         began_before = failing is not None and not due.is_probe
         if failing is None:
-            failing = self._failing[due.source] = FailingSource()
+            failing = self.failing[due.source] = FailingSource()
         for part in _split_unreadable(due.ranges, upto):
             failing.held.append(self._aside(now_ms, due.tries, due.source, part))
         if began_before:  # the read began before the first one that failed
@@ -151,12 +150,12 @@ class AsideMessages:
         failing.is_probed = False
         failing.until_ms = now_ms + pause_ms(failing.failures)
         next_probe = failing.held.popleft()
-        heapq.heappush(self._waiting, next_probe._replace(due_ms=failing.until_ms))
+        heapq.heappush(self.waiting, next_probe._replace(due_ms=failing.until_ms))
 
     def clear(self) -> None:
         """Forget everything."""
-        self._waiting.clear()
-        self._failing.clear()
+        self.waiting.clear()
+        self.failing.clear()
 
 
 def _split_unreadable(ranges: tuple[Range, ...], upto: int | None) -> list[Range]:

@@ -15,11 +15,13 @@ from ...protocol.frames import (
 from ...protocol.limits import PULL_ANSWERS_MAX
 from ...protocol.offsets import Range
 from ..settings import FullPolicy
+from .batches import PartitionBatches
 from .broadcast import ack_here, next_read
 from .offsets import ranges_of
 from .ready import LeaveAncestor, Request, SendChanges
 from .state import PartitionSession
 from .suspects import SuspectPhase
+from .taking_batches import expire_fill
 from .tenure import NEVER, SessionPhase
 from .windows import read_due
 
@@ -31,6 +33,8 @@ def send_due(session: PartitionSession, now_ms: int) -> None:
     tenure, calls = session.tenure, session.calls
     if session.has_ended:
         return
+    if session.lanes.batches is not None:
+        expire_fill(session, now_ms)
     requests, settings, lease = session.output.requests, session.settings, tenure.lease
     if tenure.phase is SessionPhase.ACQUIRING and session.calls.acquire.begin(now_ms):
         kind = AcquireShared if session.flights.is_shared else Acquire
@@ -110,7 +114,7 @@ def _renewal_ms(session: PartitionSession) -> int:
     """Return when an ack request is due although nothing is to be acked: it keeps the pull lock,
     and messages that handlers of a shared group have.
     """
-    if session.settings.broadcast or session.is_idle:
+    if session.settings.broadcast or (not session.intake.held and session.is_idle):
         return NEVER
     idle_ms = session.settings.ttl_ms // 3
     if session.flights.is_shared and session.lanes.in_hand:
@@ -165,6 +169,8 @@ def find_next_ms(session: PartitionSession, now_ms: int) -> int:
         due_ms = session.lanes.retries[0].due_ms
         if now_ms < due_ms < next_ms:
             next_ms = due_ms
+    if session.lanes.batches is not None and tenure.is_live and not tenure.is_paused:
+        next_ms = min(next_ms, _batch_ms(session.lanes.batches, now_ms))
     if session.redrives.has_waiting and tenure.phase is SessionPhase.SERVING:
         window_ms = session.redrives.next_ms()
         if window_ms is not None and now_ms < window_ms < next_ms:
@@ -173,6 +179,14 @@ def find_next_ms(session: PartitionSession, now_ms: int) -> int:
         next_ms = min(next_ms, suspects.deadline_ms)
     elif suspects is not None and now_ms < suspects.until_ms:
         next_ms = min(next_ms, suspects.until_ms)
+    return next_ms
+
+
+def _batch_ms(batches: PartitionBatches, now_ms: int) -> int:
+    """Return when a batch may begin next that waits for that time."""
+    next_ms = batches.fill.until_ms
+    if batches.waiting and batches.waiting[0].due_ms > now_ms:
+        next_ms = min(next_ms, batches.waiting[0].due_ms)
     return next_ms
 
 

@@ -118,7 +118,9 @@ class OperatorChanged(Struct, frozen=True):
 
 
 class WorkWanted(Struct, frozen=True):
-    """A worker takes up to `count` messages, of which up to `retries` may be later tries."""
+    """A worker takes up to `count` messages, of which up to `retries` may be later tries; in
+    batches, one batch.
+    """
 
     count: int
     retries: int = 1
@@ -163,8 +165,35 @@ class MessageFailed(Struct, frozen=True, gc=False):
     wanted: int = 0
 
 
+class BatchHandled(Struct, frozen=True, gc=False):
+    """The handler of a batch has returned."""
+
+    messages: list[Message]
+    """All of it, as it was handed out."""
+    wanted: int = 0
+
+
+class BatchFailed(Struct, frozen=True, gc=False):
+    """The handler of a batch has failed."""
+
+    messages: list[Message]
+    failure: Failure
+    asked_ms: int | None = None
+    is_asked: bool = False
+    """True if another try was asked for, and nothing failed."""
+    wanted: int = 0
+
+
+class BatchReturned(Struct, frozen=True, gc=False):
+    """A batch of which no try counts."""
+
+    messages: list[Message]
+
+
 class MessageHangs(Struct, frozen=True, gc=False):
-    """A message has been in its handler, or with the program, for long."""
+    """A message, or the first one of a batch, has been in its handler or with the program for
+    long.
+    """
 
     message: Message
     failure: Failure
@@ -224,6 +253,9 @@ Event = (
     | RunEnded
     | MessagesHandled
     | MessageFailed
+    | BatchHandled
+    | BatchFailed
+    | BatchReturned
     | MessageHangs
     | MessagesReturned
     | Paused

@@ -10,13 +10,13 @@ Invariant
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import NamedTuple
 
 from ...protocol.message import Message
 from ...protocol.offsets import IntervalSet, Range
 from ...protocol.parked import FailingMessage, Failure, failing_message
 from ...protocol.text import key_digest
+from .offsets import HandledOffsets
 
 FAILING_MAX = 1_000
 """The largest number of messages that are remembered."""
@@ -78,7 +78,7 @@ class FailingMessages:
             acked = IntervalSet(ranges)
             self._own = {ref: last for ref, last in self._own.items() if ref[1] not in acked}
 
-    def oldest(self, handled: Container[int]) -> FailingMessage | None:
+    def oldest(self, handled: HandledOffsets) -> FailingMessage | None:
         """Return the oldest message of this partition that is not among the `handled` offsets; if
         there is none, the oldest redriven one.
         """

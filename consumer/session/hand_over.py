@@ -37,26 +37,37 @@ def stop(session: PartitionSession, grace_ms: int, now_ms: int) -> None:
 
 def _give_up_awaited(session: PartitionSession) -> None:
     """Nothing waits for an ack any more: no handler starts with a message that was acked first."""
-    acks = session.acks
+    acks, batches = session.acks, session.lanes.batches
     if session.settings.ack is AckMode.BEFORE:
-        for message in acks.awaited.values():
-            session.output.notes.append(Note(NoteKind.LOST, message.offset, 1))
-            session.intake.held -= 1
+        awaited_batches = {} if batches is None else batches.awaited
+        for ref, message in acks.awaited.items():
+            batch = awaited_batches.get(ref)
+            count = 1 if batch is None else len(batch.messages)
+            session.output.notes.append(Note(NoteKind.LOST, message.offset, count))
+            session.intake.held -= count
     acks.awaited.clear()
+    if batches is not None:
+        batches.awaited.clear()
 
 
 def _drop_waiting(session: PartitionSession) -> None:
     """Drop what no worker has: the next owner gets it."""
     lanes, redrives = session.lanes, session.redrives
     lanes.clear()
-    for ref in [ref for ref in redrives.owners if ref not in lanes.in_hand]:
+    in_hand = set(lanes.in_hand)
+    if lanes.batches is not None:
+        for batch in lanes.batches.in_hand.values():
+            in_hand.update((each.partition_id, each.offset) for each in batch.messages)
+    for ref in [ref for ref in redrives.owners if ref not in in_hand]:
         redrives.owners.pop(ref).out.discard(ref)
         session.acks.failing.forget(ref)
     redrives.clear()
     is_first = session.settings.ack is AckMode.BEFORE
-    session.intake.held = (
-        len(lanes.in_hand) + len(lanes.run) + (len(session.acks.awaited) if is_first else 0)
-    )
+    session.intake.held = lanes.count_in_hand
+    if is_first:
+        session.intake.held += len(session.acks.awaited)
+        if lanes.batches is not None:
+            session.intake.held += lanes.batches.count_awaited - len(lanes.batches.awaited)
 
 
 def fence(session: PartitionSession, token: int, now_ms: int) -> None:

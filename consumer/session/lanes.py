@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol
 
 from ...protocol.message import Message
 from ...protocol.offsets import Range
+from .batches import PartitionBatches, Ref
 
 by_offset = attrgetter("offset")
 
@@ -68,11 +69,13 @@ class KeyLanes:
 
     Args:
         is_ordered: False: no message waits for another, as if none had a key.
+        batches: for a handler of batches; None: messages are handed out one by one.
     """
 
     __slots__ = (
         "_sequence",
         "again",
+        "batches",
         "busy",
         "extra",
         "in_hand",
@@ -83,8 +86,9 @@ class KeyLanes:
         "stored",
     )
 
-    def __init__(self, *, is_ordered: bool) -> None:
+    def __init__(self, *, is_ordered: bool, batches: PartitionBatches | None = None) -> None:
         self.is_ordered = is_ordered
+        self.batches = batches
         self.stored: deque[ClosedBatch] = deque()
         self.opened: deque[Message] = deque()
         """The messages of opened batches; all stored ones come after them."""
@@ -111,7 +115,19 @@ class KeyLanes:
     @property
     def is_idle(self) -> bool:
         """True if no worker has a message."""
-        return not (self.in_hand or self.run)
+        return not (self.in_hand or self.run or (self.batches is not None and self.batches.in_hand))
+
+    @property
+    def count_in_hand(self) -> int:
+        """The number of messages that workers have."""
+        count = len(self.in_hand) + len(self.run)
+        if self.batches is not None and self.is_ordered:  # others are in `in_hand` too
+            count += self.batches.count_in_hand
+        return count
+
+    def has_in_hand(self, ref: Ref) -> bool:
+        """Return True if a worker has the message, alone or as the first one of a batch."""
+        return ref in self.in_hand or (self.batches is not None and ref in self.batches.in_hand)
 
     # ── runs ──────────────────────────────────────────────────────────────────────────────────────
     def take_run(self, count: int) -> list[Message]:
@@ -126,7 +142,7 @@ class KeyLanes:
                 opened.popleft()
         busy = self.busy
         if busy and self.is_ordered and not busy.keys().isdisjoint([each.key for each in run]):
-            run = [message for message in run if not self._queue_if_busy(message)]
+            run = [message for message in run if not self.queue_if_busy(message)]
         self.run = run
         return run
 
@@ -157,11 +173,12 @@ class KeyLanes:
         if not key or not self.is_ordered:
             return True
         if key in busy:
-            return not self._queue_if_busy(message)
+            return not self.queue_if_busy(message)
         busy[key] = None
         return True
 
-    def _queue_if_busy(self, message: Message) -> bool:
+    def queue_if_busy(self, message: Message) -> bool:
+        """Queue the message and return True if its key is busy."""
         key = message.key
         if key not in self.busy:
             return False
@@ -244,6 +261,9 @@ class KeyLanes:
             if queue:
                 removed += [message for message in queue if matches(message)]
                 self.busy[key] = deque(each for each in queue if not matches(each)) or None
+        if self.batches is not None:
+            running = self.batches.running
+            self.batches.held = sum(len(self.busy[key] or ()) for key in running)
         return removed
 
     def discard(self, ref: tuple[int, int]) -> int:
@@ -251,16 +271,19 @@ class KeyLanes:
         they were.
         """
         before = len(self.opened) + len(self.retries)
+        discarded = 0 if self.batches is None else self.batches.discard(ref)
         kept = (each for each in self.opened if (each.partition_id, each.offset) != ref)
         self.opened = deque(kept)
         self.retries = [
             each for each in self.retries if (each.message.partition_id, each.message.offset) != ref
         ]
         heapq.heapify(self.retries)
-        return before - len(self.opened) - len(self.retries)
+        return discarded + before - len(self.opened) - len(self.retries)
 
     def clear(self) -> None:
         """Drop everything that no worker has."""
         for part in (self.stored, self.opened, self.extra, self.again, self.retries):
             part.clear()
         self.busy = dict.fromkeys(self.busy)
+        if self.batches is not None:
+            self.batches.clear()

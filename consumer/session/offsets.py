@@ -49,6 +49,7 @@ class PullOffsets:
     def begin(self, cursor: int, ranges: tuple[Range, ...]) -> None:
         """Begin at `cursor`; the `ranges` above it are acked."""
         self.begin_with(AckedOffsets(cursor, list(ranges)))
+        self.next_offset = self.cursor = cursor
 
     def begin_with(self, acked: AckedOffsets) -> None:
         """Begin with the first offset that is not acked."""

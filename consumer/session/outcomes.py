@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...protocol.message import Message
-from ...protocol.parked import Unpark
+from ...protocol.parked import Failure, Unpark
 from ..settings import AckMode
 from .events import (
     MessageFailed,
@@ -38,11 +38,11 @@ def on_run_ended(session: PartitionSession, event: RunEnded, now_ms: int) -> Non
         for start, end in ranges_of(done):
             handled.add(start, end)
         session.intake.held -= len(done)
-        _make_ack_due(session, now_ms)
+        make_ack_due(session, now_ms)
     take(session, now_ms, count=event.wanted, retries=event.wanted)
 
 
-def _make_ack_due(session: PartitionSession, now_ms: int) -> None:
+def make_ack_due(session: PartitionSession, now_ms: int) -> None:
     """Let the next ack request leave after its linger, or at once where something waits for it."""
     settings = session.settings
     lingers = settings.ack is AckMode.LINGERING and not session.offsets.is_exhausted
@@ -82,7 +82,7 @@ def _ack_plain(session: PartitionSession, messages: Sequence[Message], now_ms: i
         add(offset, offset + 1)
     session.intake.held -= len(messages)
     if session.acks.due_ms == NEVER:
-        _make_ack_due(session, now_ms)
+        make_ack_due(session, now_ms)
 
 
 def _ack(session: PartitionSession, message: Message, now_ms: int) -> None:
@@ -105,7 +105,7 @@ def _ack(session: PartitionSession, message: Message, now_ms: int) -> None:
         session.acks.awaited[message.partition_id, offset] = message
     else:
         session.lanes.finish(message)
-    _make_ack_due(session, now_ms)
+    make_ack_due(session, now_ms)
     if suspects is not None and mode is not AckMode.BEFORE:
         session.make_ack_due(now_ms)
     elif suspects is not None and suspects.is_present(message):
@@ -113,7 +113,12 @@ def _ack(session: PartitionSession, message: Message, now_ms: int) -> None:
 
 
 def _unpark(session: PartitionSession, message: Message) -> None:
-    """A redriven message is handled, so it is no longer parked."""
+    unpark(session, message)
+    session.lanes.finish(message)
+
+
+def unpark(session: PartitionSession, message: Message) -> None:
+    """A redriven message is handled, so it is no longer parked; its key stays busy."""
     ref = message.partition_id, message.offset
     window = session.redrives.owners.pop(ref)
     window.out.discard(ref)
@@ -123,7 +128,6 @@ def _unpark(session: PartitionSession, message: Message) -> None:
     offset_range = message.offset, message.offset + 1
     change = Unpark(window.key, message.partition_id, (offset_range,))
     session.parking.add(change, window=window.number)
-    session.lanes.finish(message)
 
 
 def on_failed(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
@@ -151,7 +155,7 @@ def _fail(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
     message, settings = event.message, session.settings
     if not (session.tenure.is_live and now_ms < session.tenure.until_ms):
         # The next owner hands it out; this try counts.
-        _record_try(session, event)
+        record_try(session, message, event.failure)
         session.make_ack_due(now_ms)
         session.intake.held -= 1
         return
@@ -165,18 +169,18 @@ def _fail(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
         )
         session.output.notes.append(FailureOutcome(message, treatment, pause))
         return
-    _record_try(session, event)
-    _make_ack_due(session, now_ms)
+    record_try(session, message, event.failure)
+    make_ack_due(session, now_ms)
     _wait(session, event, now_ms)
 
 
-def _record_try(session: PartitionSession, event: MessageFailed) -> None:
+def record_try(session: PartitionSession, message: Message, failure: Failure) -> None:
     """Have the next ack request report a failed try of a message of this partition."""
-    message, acks = event.message, session.acks
+    acks = session.acks
     if session.settings.broadcast:  # no broker counts them
         return
     acks.tries[message.offset] = message.attempt
-    acks.failing.record(message, event.failure, is_own=True)
+    acks.failing.record(message, failure, is_own=True)
 
 
 def _wait(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
@@ -196,7 +200,7 @@ def _fail_redriven(session: PartitionSession, event: MessageFailed, now_ms: int)
     message = event.message
     window = session.redrives.owners[message.partition_id, message.offset]
     if not session.tenure.is_live:
-        _forget_redriven(session, message)
+        forget_redriven(session, message)
         return
     has_order = bool(message.key)
     treatment = decide_treatment(
@@ -204,7 +208,7 @@ def _fail_redriven(session: PartitionSession, event: MessageFailed, now_ms: int)
     )
     if treatment is Treatment.AGAIN:
         session.acks.failing.record(message, event.failure, is_own=False)
-        _make_ack_due(session, now_ms)
+        make_ack_due(session, now_ms)
         _wait(session, event, now_ms)
         return
     del session.redrives.owners[message.partition_id, message.offset]
@@ -215,7 +219,7 @@ def _fail_redriven(session: PartitionSession, event: MessageFailed, now_ms: int)
     session.output.notes.append(FailureOutcome(message, treatment, pause))
 
 
-def _forget_redriven(session: PartitionSession, message: Message) -> None:
+def forget_redriven(session: PartitionSession, message: Message) -> None:
     """A redriven message stays parked for the next owner."""
     ref = message.partition_id, message.offset
     window = session.redrives.owners.pop(ref)
@@ -229,7 +233,7 @@ def _forget_redriven(session: PartitionSession, message: Message) -> None:
 def on_hanging(session: PartitionSession, event: MessageHangs, now_ms: int) -> None:
     """A handler takes long. Operators learn it soon, and how long it takes with later requests."""
     message, acks = event.message, session.acks
-    if (message.partition_id, message.offset) not in session.lanes.in_hand:
+    if not session.lanes.has_in_hand((message.partition_id, message.offset)):
         return  # it has ended meanwhile
     if session.settings.broadcast:  # no operator asks a broker for it
         return
@@ -237,7 +241,7 @@ def on_hanging(session: PartitionSession, event: MessageHangs, now_ms: int) -> N
         message, event.failure, is_own=is_own(session, message), running_ms=event.running_ms
     )
     if is_new:
-        _make_ack_due(session, now_ms)
+        make_ack_due(session, now_ms)
 
 
 def on_returned(session: PartitionSession, event: MessagesReturned, now_ms: int) -> None:
@@ -251,7 +255,7 @@ def on_returned(session: PartitionSession, event: MessagesReturned, now_ms: int)
             session.acks.failing.forget((message.partition_id, message.offset))
             session.intake.held -= 1
         else:
-            _forget_redriven(session, message)
+            forget_redriven(session, message)
         suspects = session.suspects
         if suspects is not None and suspects.is_present(message):
             end_suspect(session)

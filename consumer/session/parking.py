@@ -30,7 +30,7 @@ from ...protocol.parked import (
     Shift,
     is_loose,
 )
-from .ancestors import Ancestors
+from .ancestors import PartitionAncestors
 
 CHANGES_MAX = 500
 """The largest number of changes in a request, so that its record stays far below the largest batch
@@ -83,7 +83,7 @@ class PartitionParking:
         has_ancestors: bool = False,
     ) -> None:
         self.rejects = rejects
-        self.ancestors = Ancestors(exist=has_ancestors)
+        self.ancestors = PartitionAncestors(exist=has_ancestors)
         self.keys: set[ParkKey] = set()
         """The keys whose messages are not handed out."""
         self.failures: dict[ParkKey, Failure] = {}

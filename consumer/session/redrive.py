@@ -139,12 +139,13 @@ class RedriveWindows:
     @property
     def has_waiting(self) -> bool:
         """True if there is a window, or a message waits for a retry."""
-        return bool(self.windows or self.aside)
+        return bool(self.windows or self.aside.waiting or self.aside.failing)
 
     @property
     def has_room(self) -> bool:
         """True if more messages may wait for a retry."""
-        return len(self.aside) < ASIDE_MAX
+        aside = self.aside
+        return not aside.waiting or len(aside) < ASIDE_MAX
 
     def begin(self, key: ParkKey, *, is_inherited: bool) -> None:
         """
@@ -190,8 +191,11 @@ class RedriveWindows:
     def take_due(self, now_ms: int) -> Iterator[Window]:
         """Yield the windows that are to be read now, and mark them."""
         is_careful = now_ms < self.careful_until_ms
-        while self._is_open() and not (is_careful and self.careful is not None):
-            due = self.aside.take_due(1 if is_careful else WINDOW, now_ms)
+        aside = self.aside
+        while aside.waiting and aside.waiting[0].due_ms <= now_ms and self._is_open():
+            if is_careful and self.careful is not None:
+                break
+            due = aside.take_due(1 if is_careful else WINDOW, now_ms)
             if due is None:
                 break
             phase = WindowPhase.UNPROTECTED if is_careful else WindowPhase.DUE

@@ -57,6 +57,9 @@ def set_aside(
     if treatment is Treatment.PARKED:
         later = lanes.remove_key(message.key, lambda other: is_own(session, other))
         session.intake.held -= 1 + len(later)
+        for other in later:  # they may have failed with it, in a batch
+            session.acks.tries.pop(other.offset, None)
+            session.acks.failing.forget((other.partition_id, other.offset))
         parking.park(message.key, [offset, *(each.offset for each in later)], failure)
         return None
     pause = None

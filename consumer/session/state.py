@@ -15,6 +15,7 @@ from ...protocol.offsets import AckedOffsets
 from ...protocol.routing import ConsumeStrategy
 from ..settings import AckMode, ConsumerSettings
 from .acks import PendingAcks
+from .batches import PartitionBatches
 from .flights import Flights
 from .lanes import KeyLanes
 from .offsets import PullOffsets
@@ -117,6 +118,7 @@ class PartitionSession:
         rejects: the filter, for messages of parked keys; None: all are wanted.
         redrives_here: False if this consumer cannot handle redriven messages.
         has_ancestors: True if the partition has parents.
+        in_batches: True: a handler gets up to `max_records` messages at once.
         acked: for a broadcast consumer, its acks of the partition, which the session adds to.
         is_superfluous: for a broadcast consumer, returns True for a row whose original message was
             handled; None: there are no such rows.
@@ -151,6 +153,7 @@ class PartitionSession:
         rejects: Callable[[Message], bool] | None = None,
         redrives_here: bool = True,
         has_ancestors: bool = False,
+        in_batches: bool = False,
         acked: AckedOffsets | None = None,
         is_superfluous: Callable[[Message], bool] | None = None,
         has_callbacks: bool = False,
@@ -162,7 +165,10 @@ class PartitionSession:
         self.intake = Intake(is_superfluous)
         self.offsets = PullOffsets()
         self.acks = PendingAcks()
-        self.lanes = KeyLanes(is_ordered=not is_shared)
+        batches = (
+            PartitionBatches(settings.max_records, settings.max_wait_ms) if in_batches else None
+        )
+        self.lanes = KeyLanes(is_ordered=not is_shared, batches=batches)
         self.parking = PartitionParking(rejects, has_ancestors=has_ancestors)
         self.redrives = RedriveWindows(is_allowed=redrives_here)
         self.flights = Flights(settings.in_flight_ms, is_shared=is_shared)
@@ -198,6 +204,7 @@ class PartitionSession:
             suspects is None
             and self.settings.ack is AckMode.LINGERING
             and not self.flights.is_shared
+            and self.lanes.batches is None
         )
 
     @property

@@ -27,9 +27,13 @@ from .answers import (
     on_pulled,
     on_released,
 )
+from .batch_outcomes import on_batch_failed, on_batch_handled, on_batch_returned
 from .calls import find_next_ms, send_due
 from .events import (
     AncestorLeft,
+    BatchFailed,
+    BatchHandled,
+    BatchReturned,
     CallFailed,
     Event,
     FlightsPulled,
@@ -59,6 +63,7 @@ from .ready import FailureOutcome, Note, Ready, Request
 from .state import PartitionSession
 from .suspects import SuspectPhase
 from .taking import end_suspect, has_more, on_turn, resume_suspect, take
+from .taking_batches import has_more_batches, take_batch
 from .tenure import SessionPhase
 from .windows import on_source_unreadable, on_window_read
 
@@ -101,7 +106,8 @@ def step(session: PartitionSession, event: Event, now_ms: int) -> Ready:
     if output.notes:
         notes = tuple(output.notes)
         output.notes.clear()
-    return Ready(requests, hand_out, has_more(session, now_ms), session.next_timer_ms, notes)
+    more = (has_more if session.lanes.batches is None else has_more_batches)(session, now_ms)
+    return Ready(requests, hand_out, more, session.next_timer_ms, notes)
 
 
 def _on_granted(session: PartitionSession, event: LeaseGranted, now_ms: int) -> None:
@@ -113,7 +119,10 @@ def _on_settings(session: PartitionSession, event: SettingsStored, _now_ms: int)
 
 
 def _on_wanted(session: PartitionSession, event: WorkWanted, now_ms: int) -> None:
-    take(session, now_ms, count=event.count, retries=event.retries, run=event.run)
+    if session.lanes.batches is None:
+        take(session, now_ms, count=event.count, retries=event.retries, run=event.run)
+    else:
+        take_batch(session, now_ms, retries=event.retries)
 
 
 def _on_workers_free(session: PartitionSession, event: WorkersFree, _now_ms: int) -> None:
@@ -168,6 +177,9 @@ _APPLY: dict[type, Callable[[PartitionSession, Any, int], None]] = {
     RunEnded: on_run_ended,
     MessagesHandled: on_handled,
     MessageFailed: on_failed,
+    BatchHandled: on_batch_handled,
+    BatchFailed: on_batch_failed,
+    BatchReturned: on_batch_returned,
     MessageHangs: on_hanging,
     MessagesReturned: on_returned,
     Paused: _on_paused,

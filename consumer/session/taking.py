@@ -34,7 +34,7 @@ def take(session: PartitionSession, now_ms: int, *, count: int, retries: int, ru
     """
     if count <= 0 or session.lanes.run or not session.tenure.may_hand_out(now_ms):
         return
-    if session.suspects is not None and _take_suspect(session, session.suspects, now_ms):
+    if session.suspects is not None and take_suspect(session, session.suspects, now_ms):
         return
     lanes = session.lanes
     if run and _may_run(session, now_ms) and _take_run(session, run, now_ms):
@@ -57,7 +57,7 @@ def take(session: PartitionSession, now_ms: int, *, count: int, retries: int, ru
         if lanes.claim(message):
             left -= 1
             _hand_out(session, message, now_ms)
-    while left and (lanes.opened or _open_next(session, now_ms)):
+    while left and (lanes.opened or open_next(session, now_ms)):
         message = lanes.opened.popleft()
         if lanes.claim(message):
             left -= 1
@@ -71,7 +71,7 @@ def _take_plain(session: PartitionSession, count: int, now_ms: int) -> None:
     while len(hand_out) < count:
         if again:
             message = again.popleft()
-        elif lanes.opened or _open_next(session, now_ms):
+        elif lanes.opened or open_next(session, now_ms):
             message = lanes.opened.popleft()
             key = message.key
             if key:
@@ -144,7 +144,7 @@ def _take_run(session: PartitionSession, count: int, now_ms: int) -> bool:
         next_count = sum(end - start for start, end in lanes.stored[0].ranges)
         if lanes.opened and len(lanes.opened) + next_count > OPENED_MAX:
             break
-        _open_next(session, now_ms)
+        open_next(session, now_ms)
     while lanes.opened:
         run = lanes.take_run(count)
         if run:
@@ -154,7 +154,7 @@ def _take_run(session: PartitionSession, count: int, now_ms: int) -> bool:
 
 
 # ── batches ───────────────────────────────────────────────────────────────────────────────────────
-def _open_next(session: PartitionSession, now_ms: int) -> bool:
+def open_next(session: PartitionSession, now_ms: int) -> bool:
     """Open stored batches until a message is opened. Return False if there is none."""
     lanes = session.lanes
     while lanes.stored:
@@ -206,7 +206,7 @@ def _note_flights(
 
 
 # ── suspects ──────────────────────────────────────────────────────────────────────────────────────
-def _take_suspect(session: PartitionSession, suspects: SuspectMessages, now_ms: int) -> bool:
+def take_suspect(session: PartitionSession, suspects: SuspectMessages, now_ms: int) -> bool:
     """Let the next suspect begin. Return False once messages are handed out freely."""
     lanes = session.lanes
     if suspects.message is not None or not lanes.is_idle:
@@ -217,7 +217,7 @@ def _take_suspect(session: PartitionSession, suspects: SuspectMessages, now_ms: 
         _hand_out(session, due, now_ms)
         return True
     lanes.reopen()
-    while lanes.opened or _open_next(session, now_ms):
+    while lanes.opened or open_next(session, now_ms):
         message = lanes.opened[0]
         if _is_over(session, suspects, now_ms):
             break
@@ -254,7 +254,8 @@ def _is_over(session: PartitionSession, suspects: SuspectMessages, now_ms: int) 
         first = min(message.offset for message in (*lanes.opened, *lanes.again))
     elif lanes.stored:
         first = lanes.stored[0].ranges[0][0]
-    queued = (queue[0].offset for queue in lanes.busy.values() if queue)
+    queues = (*lanes.busy.values(), *session.parking.releasing.values())
+    queued = (queue[0].offset for queue in queues if queue)
     return suspects.is_over(first, now_ms, first_queued=min(queued, default=NEVER))
 
 

@@ -19,6 +19,9 @@ from msgspec.structs import replace
 from keylane.consumer.session import step as step_module
 from keylane.consumer.session.events import (
     AncestorLeft,
+    BatchFailed,
+    BatchHandled,
+    BatchReturned,
     CallFailed,
     FlightsPulled,
     KeysListed,
@@ -91,6 +94,7 @@ def settings_of(*, tries_max: int = 2, **given: Any) -> ConsumerSettings:
         tries_max=tries_max,
         retry_tries_max=3,
         buffer_messages=6,
+        max_records=4,
         in_flight_messages=6,
         in_flight_ms=3_000,
         backoff=_BACKOFF,
@@ -105,7 +109,7 @@ EXCLUSIVE = [
     for policy in FailurePolicy
     for ack in (AckMode.LINGERING, AckMode.LINGERING, AckMode.EACH)
 ]
-EXCLUSIVE += [settings_of(on_failure="park", on_full=full, tries_max=1) for full in FullPolicy] * 2
+EXCLUSIVE += [settings_of(on_failure="park", on_full=full, tries_max=1) for full in FullPolicy] * 3
 AT_MOST_ONCE = [settings_of(ack=AckMode.BEFORE)]
 BROADCAST = [settings_of(broadcast=True)]
 SHARED = [settings_of(on_failure=policy, consume_strategy="shared") for policy in FailurePolicy]
@@ -136,13 +140,18 @@ class History:
         self.settings = settings or rng.choice(EXCLUSIVE)
         self.is_shared = self.settings in SHARED
         self.is_broadcast = self.settings.broadcast
+        self.in_batches = rng.random() < 0.15
         self.acked = AckedOffsets()
         """What a broadcast consumer has acked."""
         is_small = rng.random() < 0.3
         self.broker = PartitionModel(
-            ranges_max=1 if is_small else 1_000, keys_max=1 if rng.random() < 0.3 else 1_000
+            ranges_max=1 if is_small else 1_000, keys_max=1 if rng.random() < 0.4 else 1_000
         )
         self.drawn = _DRAWN[int(rng.random() * len(_DRAWN))]
+        self.keys = KEYS
+        if self.in_batches and rng.random() < 0.6:
+            self.drawn = _DRAWN_IN_BATCHES
+            self.keys = KEYS[:2]
         self.is_early = self.settings.ack is AckMode.BEFORE
         self.broker.is_early = self.is_early
         self.is_away = rng.random() < 0.3
@@ -164,9 +173,9 @@ class History:
         self.in_flight_until_ms: dict[int, int] = {}
         self.is_calm = False
         dice = 1.0 if self.is_shared or self.is_broadcast else rng.random()
-        if dice < 0.15:
+        if dice < 0.12:
             self.inherit_suspects()
-        elif dice < 0.25:
+        elif dice < 0.2:
             self.inherit_dead_letters()
         else:
             self.send()
@@ -179,6 +188,10 @@ class History:
         self.own_token = self.token
         self.calls: list[Any] = []
         self.hands: dict[tuple[int, int], Message] = {}
+        self.batches: list[list[Message]] = []
+        """What handlers of batches have."""
+        self.beginning: set[int] = set()
+        """The batch that begins."""
         self.run: list[Message] = []
         self.done: set[tuple[int, int]] = set()
         self.failed: set[int] = set()
@@ -211,6 +224,7 @@ class History:
             acked=self.acked,
             is_superfluous=self.rejects if self.is_broadcast else None,
             has_ancestors=bool(self.broker.ancestors),
+            in_batches=self.in_batches,
         )
         self.renew()
         if self.is_shared:
@@ -219,7 +233,7 @@ class History:
     def inherit_suspects(self) -> None:
         """Two owners have ended with the same few messages in hand."""
         broker = self.broker
-        for key in self.rng.choices(KEYS[:2], k=3):
+        for key in (b"a", b"a", self.rng.choice(KEYS)):
             self.offsets_of[key].append(len(broker.keys))
             broker.keys.append(key)
         self.token = broker.fence = 2
@@ -229,12 +243,13 @@ class History:
     def inherit_dead_letters(self) -> None:
         """Earlier owners have set messages aside, of which the first cannot be read."""
         broker = self.broker
-        for key in self.rng.choices(KEYS, k=6):
+        for key in (*self.rng.choices(KEYS, k=6), b"b", b"b", b"b"):
             self.offsets_of[key].append(len(broker.keys))
             broker.keys.append(key)
         broker.parked[None] = ParkedModel(ParkState.PARKED, [0, 1, 2])
         broker.parked[1] = ParkedModel(ParkState.PARKED, [3, 4, 5])
-        broker.acked.update(range(6))
+        broker.parked[b"b"] = ParkedModel(ParkState.PARKED, [6, 7, 8])
+        broker.acked.update(range(9))
         broker.version = 1
         broker.unreadable.update({0, 3})
 
@@ -260,7 +275,9 @@ class History:
             raise BrokenPromiseError("a timer in the past")
         for request in ready.requests:
             self._take_request(request)
-        if ready.hand_out:
+        if ready.hand_out and self.in_batches:
+            self._begin_batch(ready.hand_out)
+        elif ready.hand_out:
             if ready.hand_out is self.session.lanes.run:
                 if self.hands:
                     raise BrokenPromiseError("a run beside messages in hand")
@@ -375,6 +392,21 @@ class History:
         if session.tenure.is_acquired and due_ms < self.wait_until_ms:
             raise BrokenPromiseError("an ack is due before the timer")
 
+    def _begin_batch(self, batch: list[Message]) -> None:
+        """A handler begins with messages that have one outcome."""
+        owners = self.session.redrives.owners
+        offsets = [message.offset for message in batch]
+        if offsets != sorted(set(offsets)) or len(batch) > self.settings.max_records:
+            raise BrokenPromiseError(f"a batch of {offsets}")
+        if len({owners.get((each.partition_id, each.offset)) for each in batch}) > 1:
+            raise BrokenPromiseError(f"messages of several windows in one batch: {offsets}")
+        self.beginning = set(offsets)
+        for message in batch:
+            self._begin(message)
+        self.beginning = set()
+        self.batches.append(batch.copy())
+        self.hands.update(((each.partition_id, each.offset), each) for each in batch)
+
     # ── the judge ─────────────────────────────────────────────────────────────────────────────────
     def _begin(self, message: Message) -> None:
         """A handler begins with a message: may it?"""
@@ -405,11 +437,15 @@ class History:
             return
         if offset in broker.acked and offset >= broker.first_offset and not where:
             raise BrokenPromiseError(f"offset {offset} begins although it is acked")
-        if not where and message.attempt <= broker.tries.get(offset, 0):
+        # The newer half of a batch with one key is a new batch, whose try has the same number.
+        is_half = self.in_batches and offset in self.failed
+        if not where and message.attempt + is_half <= broker.tries.get(offset, 0):
             raise BrokenPromiseError(f"offset {offset} begins with a try that was counted before")
         if any(broker.parked[each].state is not ParkState.REDRIVING for each in where):
             states = [broker.parked[each] for each in where]
-            if not any(each.token == self.own_token for each in states) and not _is_aside(where):
+            redriven = self.session.redrives.keys.intersection(where)  # with what joins them
+            is_allowed = _is_aside(where) or any(map(is_loose, redriven))
+            if not any(each.token == self.own_token for each in states) and not is_allowed:
                 raise BrokenPromiseError(f"offset {offset} begins while it is parked")
         if key and not any(is_loose(each) for each in where):
             self._check_order(offset, key)
@@ -428,6 +464,8 @@ class History:
                 raise BrokenPromiseError(
                     f"offset {offset} begins before the ack of {earlier} is stored"
                 )
+            if earlier in self.beginning:
+                continue
             if not (self.broker.is_settled(earlier) or self._goes_aside(earlier)):
                 raise BrokenPromiseError(f"offset {offset} begins before {earlier} of its key")
 
@@ -446,8 +484,9 @@ class History:
             return
         if self.broker.where_parked(offset):
             return  # it was set aside, and is redriven
-        if self.hands:
-            raise BrokenPromiseError(f"suspect {offset} begins beside {list(self.hands)}")
+        if self.hands or len(self.beginning) > 1:
+            others = [*self.hands, *self.beginning]
+            raise BrokenPromiseError(f"suspect {offset} begins beside {others}")
         if offset in self.failed:
             return  # it has ended no process
         for other in self.suspects:
@@ -473,12 +512,19 @@ class History:
         made = len(lanes.opened) + len(lanes.extra) + len(lanes.again) + len(lanes.retries)
         made += sum(len(queue) for queue in lanes.busy.values() if queue)
         early = len(session.acks.awaited) if self.is_early else 0
+        if lanes.batches is not None:
+            made += sum(len(each.batch.messages) for each in lanes.batches.waiting)
+            held = sum(len(lanes.busy[key] or ()) for key in lanes.batches.running)
+            if session.tenure.is_live and held != lanes.batches.held:
+                raise BrokenPromiseError(f"{lanes.batches.held} messages are held, not {held}")
+            if self.is_early:
+                early += lanes.batches.count_awaited - len(lanes.batches.awaited)
         suspects = session.suspects
         present = suspects.message if suspects is not None else None
         waits = 0
         if present is not None and suspects.phase.name in {"TURN", "BEGINNING"}:
             waits = 1
-        have = stored + releasing + made + len(lanes.in_hand) + len(lanes.run) + waits + early
+        have = stored + releasing + made + lanes.count_in_hand + waits + early
         if session.tenure.is_live and session.intake.held != have:
             raise BrokenPromiseError(
                 f"{session.intake.held} messages are counted, and there are {have}"
@@ -489,7 +535,7 @@ class History:
         if self.broker.is_sealed or len(self.broker.keys) > 30:
             return
         for _ in range(self.rng.randint(1, 5)):
-            key = KEYS[int(self.rng.random() * len(KEYS))]
+            key = self.keys[int(self.rng.random() * len(self.keys))]
             self.offsets_of[key].append(len(self.broker.keys))
             self.broker.keys.append(key)
 
@@ -643,7 +689,8 @@ class History:
         self.feed(WorkersFree(self.free))
 
     def want(self) -> None:
-        if self.run or len(self.hands) >= 3 or self.must_cancel:
+        count = len(self.batches if self.in_batches else self.hands)
+        if self.run or count >= 3 or self.must_cancel:
             return
         run = self.rng.choice((0, 0, 1, 8)) if not self.hands else 0
         self.feed(WorkWanted(self.rng.randint(1, 2), 1, run))
@@ -673,6 +720,14 @@ class History:
         self.broker.handled.add(message.offset)
         self.done.add((message.partition_id, message.offset))
 
+    def _pick_batch(self) -> list[Message] | None:
+        if not self.batches:
+            return None
+        batch = self.batches.pop(int(self.rng.random() * len(self.batches)))
+        for message in batch:
+            del self.hands[message.partition_id, message.offset]
+        return batch
+
     def _pick(self) -> Message | None:
         if not self.hands:
             return None
@@ -680,6 +735,9 @@ class History:
         return self.hands.pop(refs[int(self.rng.random() * len(refs))])
 
     def handle(self) -> None:
+        if self.in_batches:
+            self._handle_batch()
+            return
         message = self._pick()
         if message is None:
             return
@@ -691,15 +749,32 @@ class History:
         wanted = self.rng.randint(0, 3) if not self.must_cancel else 0
         self.feed(MessagesHandled(handled, wanted=wanted))
 
+    def _handle_batch(self) -> None:
+        batch = self._pick_batch()
+        if batch is not None:
+            for message in batch:
+                self._handle(message)
+            wanted = self.rng.randint(0, 1) if not self.must_cancel else 0
+            self.feed(BatchHandled(batch, wanted))
+
     def fail(self) -> None:
-        message = self._pick()
-        if message is None:
+        message = None
+        if self.in_batches:
+            messages = self._pick_batch() or []
+        else:
+            message = self._pick()
+            messages = [] if message is None else [message]
+        if not messages:
             return
-        self.failed.add(message.offset)
         is_asked = self.rng.random() < 0.2
         asked_ms = self.rng.choice((None, 0, 100)) if is_asked else None
-        self._note_trouble(message, None)
-        self.feed(MessageFailed(message, FAILURE, asked_ms, is_asked))
+        for each in messages:
+            self.failed.add(each.offset)
+            self._note_trouble(each, None)
+        if message is None:
+            self.feed(BatchFailed(messages, FAILURE, asked_ms, is_asked))
+        else:
+            self.feed(MessageFailed(message, FAILURE, asked_ms, is_asked))
 
     def _note_trouble(self, message: Message, running_ms: int | None) -> None:
         offset = message.offset
@@ -714,8 +789,10 @@ class History:
         """A handler has run for long."""
         if not self.hands:
             return
-        refs = list(self.hands)
-        message = self.hands[refs[int(self.rng.random() * len(refs))]]
+        if self.in_batches:
+            message = self.batches[int(self.rng.random() * len(self.batches))][0]
+        else:
+            message = self.rng.choice(list(self.hands.values()))
         running_ms = self.rng.randint(1, 9) * 1_000
         self._note_trouble(message, running_ms)
         self.feed(MessageHangs(message, HANG, running_ms))
@@ -730,7 +807,11 @@ class History:
             for message in messages:
                 self.troubled.pop(message.offset, None)
             self.hands.clear()
-            if messages:
+            batches, self.batches = self.batches, []
+            if batches:
+                for batch in batches:
+                    self.feed(BatchReturned(batch))
+            elif messages:
                 self.feed(MessagesReturned(messages))
 
     def pass_time(self) -> None:
@@ -854,10 +935,8 @@ class History:
             self.pause()
         self.free_workers()
         for count in range(400):
-            if self.is_away or not self._waits_for_others():
-                self.broker.unreadable.clear()
-            elif count > 200:
-                raise BrokenPromiseError("messages wait for one that cannot be read")
+            if self.broker.unreadable:
+                self._repair(is_late=count > 200)
             self._heal_once()
             if self.broker.is_sealed and self.session.is_drained:
                 self.check_count()
@@ -867,15 +946,19 @@ class History:
                 self.seal()
         raise BrokenPromiseError(f"not done: {self._undone()}")
 
-    def _waits_for_others(self) -> bool:
-        """True while a message that can be read waits beside one that cannot."""
+    def _repair(self, *, is_late: bool) -> None:
+        """Repair what cannot be read, once nothing waits beside it that can be."""
         broker = self.broker
-        return bool(broker.unreadable) and any(
+        waits = any(
             offset not in broker.unreadable and offset not in broker.handled
             for key, parked in broker.parked.items()
             if is_loose(key)
             for offset in parked.offsets
         )
+        if self.is_away or not waits:
+            broker.unreadable.clear()
+        elif is_late:
+            raise BrokenPromiseError("messages wait for one that cannot be read")
 
     def _heal_once(self) -> None:
         """Do all that can be done, and let time pass."""
@@ -988,6 +1071,12 @@ MORE: tuple[list[tuple[int, Callable[[History], None]]], ...] = (
     [(6, History.crash), (20, History.answer)],
 )
 """What some histories have more of."""
-_DRAWN = [
-    [act.__name__ for weight, act in (*ACTIONS, *more) for _ in range(weight)] for more in MORE
-]
+IN_BATCHES = [(20, History.fail), (20, History.want), (8, History.pass_time), (4, History.send)]
+
+
+def _drawn(more: list[tuple[int, Callable[[History], None]]]) -> list[str]:
+    return [act.__name__ for weight, act in (*ACTIONS, *more) for _ in range(weight)]
+
+
+_DRAWN = list(map(_drawn, MORE))
+_DRAWN_IN_BATCHES = _drawn(IN_BATCHES)

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from keylane.consumer.session import answers, aside, hand_over, outcomes, step, taking, windows
+from keylane.consumer.session import (
+    answers,
+    aside,
+    batch_outcomes,
+    hand_over,
+    outcomes,
+    step,
+    taking,
+    taking_batches,
+    windows,
+)
 from keylane.consumer.session.acks import PendingAcks
-from keylane.consumer.session.ancestors import Ancestors
+from keylane.consumer.session.ancestors import PartitionAncestors
 from keylane.consumer.session.aside import AsideMessages
+from keylane.consumer.session.batches import MessageBatch, take_first
 from keylane.consumer.session.events import (
     AncestorLeft,
     MessageFailed,
@@ -20,7 +31,7 @@ from keylane.consumer.session.events import (
 )
 from keylane.consumer.session.failing import FailingMessages
 from keylane.consumer.session.flights import Flights
-from keylane.consumer.session.lanes import KeyLanes
+from keylane.consumer.session.lanes import KeyLanes, by_offset
 from keylane.consumer.session.offsets import HandledOffsets, PullOffsets
 from keylane.consumer.session.parking import PartitionParking
 from keylane.consumer.session.pull_size import PullSize
@@ -105,6 +116,69 @@ def key_freed_before_it_is_stored(patches: Patches) -> None:
         session.acks.awaited.clear()
 
     before = _on_event(patches, MessagesHandled, confirm)
+
+
+# ── batches ───────────────────────────────────────────────────────────────────────────────────────
+def keys_of_a_failed_batch_freed(patches: Patches) -> None:
+    """Later messages overtake a batch that waits for its next try."""
+
+    def wait(session: Any, batch: Any, due_ms: int) -> None:
+        real(session, batch, due_ms)
+        taking_batches.finish(session, batch)
+
+    real = patches.set(batch_outcomes, "_wait", wait)
+
+
+def newer_half_beside_the_older_one(patches: Patches) -> None:
+    """Both halves of a batch with one key are tried at the same time."""
+
+    def wait_apart(session: Any, batch: Any, other: Any, now_ms: int) -> None:
+        keys = {message.key for message in other if message.key}
+        half = MessageBatch(other, keys, batch.attempt)
+        session.lanes.batches.wait(half, now_ms + 50)
+
+    patches.set(batch_outcomes, "_wait_apart", wait_apart)
+
+
+def other_half_forgotten(patches: Patches) -> None:
+    patches.set(batch_outcomes, "_wait_apart", lambda session, batch, other, now_ms: None)
+
+
+def keys_looked_at_too_late(patches: Patches) -> None:
+    """The keys of a batch that was taken alone are never busy."""
+    patches.set(taking_batches, "register", lambda lanes, batches: None)
+
+
+def batch_acked_when_one_ack_is_stored(patches: Patches) -> None:
+    """The keys of a batch are free with its first ack, whatever the others."""
+
+    def request(self: Any, *args: Any) -> Any:
+        sent = real(self, *args)
+        if self.awaited:
+            self.handled.in_flight = self.handled.in_flight[:1]
+        return sent
+
+    real = patches.set(PendingAcks, "request", request)
+
+
+def tries_of_a_batch_not_counted(patches: Patches) -> None:
+    """Only the first message of a failed batch counts a try."""
+
+    def record_try(session: Any, messages: Any, event: Any) -> None:
+        real(session, messages[:1], event)
+
+    real = patches.set(batch_outcomes, "_record_try", record_try)
+
+
+def redriven_messages_beside_others(patches: Patches) -> None:
+    """Redriven messages are in one batch with those of another window."""
+
+    def take_extra(session: Any, batches: Any, now_ms: int) -> Any:
+        extra = session.lanes.extra
+        messages = sorted(take_first(extra, batches.count_max), key=by_offset)
+        return taking_batches._claim(session, batches, messages, now_ms) if messages else None
+
+    patches.set(taking_batches, "_take_extra", take_extra)
 
 
 # ── nothing lost, nothing twice ───────────────────────────────────────────────────────────────────
@@ -278,7 +352,7 @@ def unreadable_message_given_up(patches: Patches) -> None:
 
 def held_retries_forgotten(patches: Patches) -> None:
     """What waits for a source is not due when the source can be read again."""
-    patches.set(AsideMessages, "note_read", lambda self, source: self._failing.pop(source, None))
+    patches.set(AsideMessages, "note_read", lambda self, source: self.failing.pop(source, None))
 
 
 def ancestor_told_while_it_is_needed(patches: Patches) -> None:
@@ -288,7 +362,7 @@ def ancestor_told_while_it_is_needed(patches: Patches) -> None:
         self.must_list = True
         self.unneeded = [7, 8]
 
-    patches.set(Ancestors, "note_freed", note_freed)
+    patches.set(PartitionAncestors, "note_freed", note_freed)
 
 
 def ancestor_noted_before_it_is_told(patches: Patches) -> None:
@@ -302,7 +376,7 @@ def ancestor_noted_before_it_is_told(patches: Patches) -> None:
 
 def ancestor_never_told(patches: Patches) -> None:
     """The keys are not listed when one is freed."""
-    patches.set(Ancestors, "note_freed", lambda self: None)
+    patches.set(PartitionAncestors, "note_freed", lambda self: None)
 
 
 def refusal_of_an_ancestor_taken_for_a_fence(patches: Patches) -> None:
@@ -346,7 +420,7 @@ def superfluous_rows_handed_out(patches: Patches) -> None:
 
 # ── suspects ──────────────────────────────────────────────────────────────────────────────────────
 def suspects_ignored(patches: Patches) -> None:
-    patches.set(taking, "_take_suspect", lambda session, suspects, now_ms: False)
+    patches.set(taking, "take_suspect", lambda session, suspects, now_ms: False)
 
 
 def suspect_not_recorded(patches: Patches) -> None:
@@ -508,6 +582,13 @@ MUTANTS = [
         later_messages_not_parked,
         parked_key_handed_out,
         key_freed_before_it_is_stored,
+        keys_of_a_failed_batch_freed,
+        newer_half_beside_the_older_one,
+        other_half_forgotten,
+        keys_looked_at_too_late,
+        batch_acked_when_one_ack_is_stored,
+        tries_of_a_batch_not_counted,
+        redriven_messages_beside_others,
         queue_dropped,
         run_rest_dropped,
         acked_when_handed_out,

@@ -105,6 +105,19 @@ class PartitionMachine(RuleBasedStateMachine):
         self._do(History.operate)
 
     @rule()
+    def damage(self) -> None:
+        self._do(History.damage)
+
+    @precondition(lambda self: self.history.hands)
+    @rule()
+    def hang(self) -> None:
+        self._do(History.hang)
+
+    @rule()
+    def free_workers(self) -> None:
+        self._do(History.free_workers)
+
+    @rule()
     def return_all(self) -> None:
         self._do(History.return_all)
 

@@ -65,7 +65,7 @@ def test_dead_letters_after_a_damaged_batch_go_on():
     assert window.passed_over == ((AWAY, 30),)
 
 
-def test_what_was_passed_over_is_read_again_after_a_pause_that_grows():
+def test_rows_that_were_passed_over_are_read_again_after_a_pause_that_grows():
     steps = redriving(None)
     for shortest_ms in (50, 200):
         [window] = windows(steps)
@@ -165,7 +165,7 @@ def test_retries_behind_a_damaged_batch_do_not_wait_for_it():
     assert read(steps, window.number, (AWAY, 4), (AWAY, 8)) == [4, 8]
 
 
-def test_all_retries_of_a_source_go_on_once_it_can_be_read():
+def test_retries_of_a_source_go_on_together_once_it_can_be_read():
     steps = redriving(aside=((1, AWAY, 0, 1), (2, AWAY, 5, 6)))
     first, second = windows(steps)
     steps.step(SourceUnreadable(first.number, AWAY))
