@@ -210,7 +210,9 @@ class ParkedReads:
         return answer
 
     async def leave_ancestor(self, source: int) -> AncestorLeft:
-        """Tell an ancestor that none of its parked messages is needed. Raises KeylaneError."""
+        """Tell an ancestor that none of its parked messages is needed. Raises KeylaneError; a
+        FencedError of the ancestor does not affect the lease of this partition.
+        """
         address = await self._ancestors.address_of(source)
         if address is not None:
             _, group, _, token = self.lease
@@ -218,15 +220,7 @@ class ParkedReads:
             request = ReleaseParked(
                 source, group, partition.range_start, partition.range_end, token
             )
-            try:
-                await self.broker_at(address).call(request)
-            except FencedError as error:  # the lease of this partition is not affected
-                log.info(
-                    "%s: cannot release parked messages of partition %d: %s",
-                    self.log_name,
-                    source,
-                    error.message,
-                )
+            await self.broker_at(address).call(request)
         return AncestorLeft(source)
 
     # ── windows ───────────────────────────────────────────────────────────────────────────────────
