@@ -46,6 +46,7 @@ from .log_names import consumer_name
 from .membership import Membership
 from .prefetch_budget import PrefetchBudget
 from .pulling.acked_first import AckFirstClient, AckFirstSharedClient
+from .pulling.broadcast_client import BroadcastClient
 from .pulling.losses import FENCED, SESSION_ENDED, Losses, Stalls, lapse_reason
 from .pulling.pull_client import PullClient
 from .pulling.shared_client import SharedClient
@@ -314,7 +315,7 @@ class Assignments:
     def _wake_pulls(self) -> None:
         """Wake pulls that are waiting for a free worker."""
         for client in self._clients.values():
-            if isinstance(client, SharedClient):
+            if isinstance(client, SharedClient | SessionShell):
                 client.wake()
 
     async def history(self) -> SubjectHistory:
@@ -323,6 +324,12 @@ class Assignments:
 
     def report_drained(self) -> None:
         """Send the next heartbeat now, so that it reports drained partitions."""
+        self._membership.nudge()
+
+    def find_broker(self) -> None:
+        """Look now where the brokers of partitions are: a read of a broadcast consumer has
+        failed.
+        """
         self._membership.nudge()
 
     def start_hand_over(self, client: PullClient) -> None:
@@ -387,28 +394,23 @@ class Assignments:
         self._log_partitions()
 
     def _new_client(self, grant: Grant) -> PullClient:
-        if isinstance(self._dispatcher, HandlerDispatch):
-            shell: Any = SessionShell(
-                subject=self._subject,
-                group=self._group,
-                session=self._membership.session,
-                grant=grant,
-                connections=self._connections,
-                deadline_ms=self._deadline_ms,
-                settings=self._settings,
-                clock=self._clock,
-                rng=self._rng,
-                owner=self,
-                dispatch=self._dispatcher,
-            )
-            return shell
+        client_class: Callable[..., Any] = PullClient
+        options: dict[str, Any] = {}
         shared = self._settings.consume_strategy is ConsumeStrategy.SHARED
-        client_class: Callable[..., PullClient] = SharedClient if shared else PullClient
-        if self._settings.ack is AckMode.BEFORE:
-            client_class = AckFirstSharedClient if shared else AckFirstClient
         if isinstance(self._membership, Broadcast):
-            client_class = self._membership.client_kind(int(grant.partition.partition_id))
-        return client_class(
+            partition_id = int(grant.partition.partition_id)
+            options["acked"], options["is_superfluous"] = self._membership.find_acks(partition_id)
+        if isinstance(self._dispatcher, HandlerDispatch):
+            client_class = SessionShell
+            options["dispatch"] = self._dispatcher
+        elif isinstance(self._membership, Broadcast):
+            client_class = BroadcastClient
+            options["refresh"] = self.find_broker
+        elif self._settings.ack is AckMode.BEFORE:
+            client_class = AckFirstSharedClient if shared else AckFirstClient
+        elif shared:
+            client_class = SharedClient
+        client: PullClient = client_class(
             subject=self._subject,
             group=self._group,
             session=self._membership.session,
@@ -419,7 +421,9 @@ class Assignments:
             clock=self._clock,
             rng=self._rng,
             owner=self,
+            **options,
         )
+        return client
 
     # ── hand-over ─────────────────────────────────────────────────────────────────────────────────
     async def _run_hand_over(self, client: PullClient) -> None:

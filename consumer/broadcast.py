@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from functools import partial
 
 from ..protocol import endpoints
 from ..protocol.clock import Clock
 from ..protocol.control import Grant, Grants
 from ..protocol.errors import ConfigError, KeylaneError, NotSentError, RetryRule, StorageError
+from ..protocol.ids import MAX_I64
 from ..protocol.log_filter import LogFilter
 from ..protocol.message import Message
 from ..protocol.offsets import AckedOffsets
@@ -30,7 +30,6 @@ from ..rpc.connections import Connections
 from ..rpc.race import start_task
 from .log_names import consumer_name, partition_name
 from .membership import GrantHolder
-from .pulling.broadcast_client import BroadcastClient
 from .reading.lineage_order import LineageOrder
 from .reading.replacing_rows import ReplacingRows
 from .settings import AckMode, ConsumerSettings, FailurePolicy
@@ -43,7 +42,7 @@ REFRESH_MS_MIN = 200
 """The interval between refreshes, in milliseconds, while the children of a handled partition are
 missing; also the minimum interval between any two refreshes.
 """
-NEVER_MS = 1 << 53
+NEVER_MS = MAX_I64
 """The deadline, on the boot clock, of leases that never expire."""
 
 
@@ -214,15 +213,17 @@ class Broadcast:
         self._version += 1
         self._holder.apply_grants(Grants(version=self._version, ttl_ms=0, grants=grants), NEVER_MS)
 
-    def client_kind(self, partition_id: int) -> Callable[..., BroadcastClient]:
-        """Return a factory for the client of a granted partition; a new partition starts at its
-        first message.
+    def find_acks(self, partition_id: int) -> tuple[AckedOffsets, Callable[[Message], bool] | None]:
+        """
+        Return the acks of a granted partition, which outlive its client; a new partition starts at
+        its first message.
+
+        Returns:
+            The acks, and what returns True for a row whose original message was handled; None: the
+            partition has no such rows.
         """
         acked = self._acked.setdefault(partition_id, AckedOffsets())
-        is_superfluous = self._is_row_superfluous if partition_id in self._rows.ids else None
-        return partial(
-            BroadcastClient, acked=acked, refresh=self.nudge, is_superfluous=is_superfluous
-        )
+        return acked, self._is_row_superfluous if partition_id in self._rows.ids else None
 
     def _is_row_superfluous(self, row: Message) -> bool:
         return self._rows.is_source_read(row, self._is_handled)

@@ -132,7 +132,7 @@ class DispatcherFactory:
                 forked=lambda: self._loop_binding.state == "forked",
             )
             handler = threads.run
-        has_sessions = handlers.batch_handler is None and ordered and bool(group)
+        has_sessions = handlers.batch_handler is None
         if settings.ack is AckMode.BEFORE and not has_sessions:
             ack_first = AckFirstHandler(handler, boot_ms=clock.boot_ms)
             handler = ack_first.handle if handlers.batch_handler is None else ack_first.handle_all
@@ -160,6 +160,7 @@ class DispatcherFactory:
                 failure_rules=failure_rules,
                 handler_timeout_ms=settings.handler_timeout_ms or 0,
                 cancels=not settings.threads,
+                ordered=ordered,
             )
             workers = dispatch
         elif handlers.batch_handler is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -25,11 +25,24 @@ from ..protocol.batch import Columns, batch_starts, column_views
 from ..protocol.clock import ALIGNED_S_MIN, Clock, deadline_seconds, round_to_tick
 from ..protocol.control import Grant
 from ..protocol.errors import FencedError, KeylaneError, UnreachableError
-from ..protocol.frames import Ack, Acked, Acquired, Answer, Batches, ListParked, Pull
+from ..protocol.frames import (
+    Ack,
+    Acked,
+    Acquired,
+    Answer,
+    Batches,
+    Handed,
+    ListParked,
+    Pull,
+    PullShared,
+    Read,
+)
 from ..protocol.log_filter import LogFilter
 from ..protocol.message import Message
+from ..protocol.offsets import AckedOffsets
 from ..protocol.parked import Failure, encode_parked
 from ..protocol.record import Header
+from ..protocol.routing import ConsumeStrategy
 from ..protocol.text import counted
 from ..rpc.connections import Connections
 from ..rpc.loop_binding import LoopBinding
@@ -45,6 +58,7 @@ from .pulling.pull_owner import PullOwner
 from .session.events import (
     CallFailed,
     Event,
+    FlightsPulled,
     LeaseGranted,
     MessageHangs,
     OperatorChanged,
@@ -55,10 +69,12 @@ from .session.events import (
     Stopped,
     Tick,
     TurnTaken,
+    WorkersFree,
 )
 from .session.ready import (
     CancelHandlers,
     FailureOutcome,
+    FindBroker,
     LeaveAncestor,
     LeaveTurn,
     Note,
@@ -68,6 +84,7 @@ from .session.ready import (
     SendChanges,
     TakeTurn,
 )
+from .session.setting_aside import is_own
 from .session.state import PartitionSession
 from .session.step import step
 from .session.suspects import CAREFUL_MS
@@ -102,6 +119,13 @@ class SessionDispatch(Protocol):
 
     def forget(self, shell: Any) -> None:
         """Note that this partition is being handed over."""
+        ...
+
+    @property
+    def spare_capacity(self) -> int:
+        """The number of messages for which a worker is free; if negative, the number of messages
+        that wait for one.
+        """
         ...
 
     def note_outcome(self, outcome: FailureOutcome) -> None:
@@ -160,10 +184,11 @@ class SessionShell:
         deadline_ms: the end of the lease on the boot clock.
         owner: is notified when the partition ends.
         dispatch: the workers.
+        acked: for a broadcast consumer, its acks of the partition, which outlive this shell.
+        is_superfluous: for a broadcast consumer, returns True for a row whose original message was
+            handled; None: there are no such rows.
     """
 
-    token_is_single_use = True
-    exclusive = True
     is_copied = is_apart = is_loose = False
 
     def __init__(
@@ -180,6 +205,8 @@ class SessionShell:
         rng: random.Random,
         owner: PullOwner,
         dispatch: SessionDispatch,
+        acked: AckedOffsets | None = None,
+        is_superfluous: Callable[[Message], bool] | None = None,
     ) -> None:
         assert grant.partition.address is not None
         self.subject = subject
@@ -194,6 +221,10 @@ class SessionShell:
         self.broker = connections.broker_at(grant.partition.address)
         self.lease = (self.partition_id, group, session, grant.token)
         self.settings = settings
+        self.is_shared = settings.consume_strategy is ConsumeStrategy.SHARED
+        self.exclusive = not self.is_shared
+        self.token_is_single_use = not (self.is_shared or settings.broadcast)
+        """True if no other session may hold the same token."""
         message_filter = owner.message_filter
         self.session = session
         """The id of the consumer's session at the metaserver."""
@@ -205,7 +236,9 @@ class SessionShell:
             rejects=None if message_filter is None else message_filter.rejects,
             redrives_here=owner.allows_redrives,
             has_callbacks=True,
-            has_ancestors=bool(grant.partition.parents),
+            has_ancestors=bool(grant.partition.parents) and not settings.broadcast,
+            acked=acked,
+            is_superfluous=is_superfluous,
         )
         self.begin_until_s = 0.0
         """The time of the boot clock from which no handler may begin; 0.0: none may begin now."""
@@ -262,6 +295,8 @@ class SessionShell:
     def ask(self, event: Event) -> list[Message]:
         """Give the session a worker's event, and return what it hands out."""
         state = self.state
+        if self.is_shared:
+            self._count_workers(event)
         ready = step(state, event, self._boot_ms())
         for note in ready.notes:
             self._note(note)
@@ -277,6 +312,32 @@ class SessionShell:
             self._is_reported_drained = True
             self.owner.report_drained()
         return ready.hand_out
+
+    def _count_workers(self, event: Event) -> None:
+        """Tell a shared group's session how many workers are free, before it decides what to
+        pull.
+        """
+        is_answer = isinstance(event, FlightsPulled)
+        if isinstance(event, WorkersFree) or (self.state.calls.pull.is_in_flight and not is_answer):
+            return
+        free = self._dispatch.spare_capacity
+        if isinstance(event, FlightsPulled):
+            free -= sum(end - start for start, end in event.ranges)
+        if free != self.state.flights.pull_size.free:
+            self.ask(WorkersFree(free))
+
+    def wake(self) -> None:
+        """Pull, if a worker is free and nothing is being pulled."""
+        if not self.state.calls.pull.is_in_flight and not self.ended.is_set():
+            self.ask(WorkersFree(self._dispatch.spare_capacity))
+
+    def has_expired(self, message: Message) -> bool:
+        """Return True if another consumer of a shared group may soon have the message."""
+        state = self.state
+        if state.settings.ack is AckMode.BEFORE or not is_own(state, message):
+            return False
+        until_ms = state.flights.begin_until_ms.get(message.offset, NEVER)
+        return self._boot_ms() >= until_ms
 
     def _on_stopping(self) -> None:
         state = self.state
@@ -349,6 +410,8 @@ class SessionShell:
             self._turn_left.set()
         elif isinstance(request, TakeTurn):
             self.start(self._hold_turn())
+        elif isinstance(request, FindBroker):
+            self.owner.find_broker()
         else:
             self.start(self._call(request))
 
@@ -388,8 +451,12 @@ class SessionShell:
             return await self._reads.read_window(request)
         elif isinstance(request, LeaveAncestor):
             return await self._reads.leave_ancestor(request.source)
-        elif isinstance(request, Pull):
+        elif isinstance(request, Pull | PullShared | Read):
+            sent_ms = self._boot_ms()
             answer, payload = await self.broker.call(request, wait_ms=request.wait_ms)
+            self._log_recovery()
+            if isinstance(answer, Handed):
+                return self._handed(answer, payload, sent_ms)
             return self._pulled(answer, payload, has_more=False)
         else:
             answer, _ = await self.broker.call(request)
@@ -530,6 +597,26 @@ class SessionShell:
             answer.parked_version,
             answer.left_out,
             has_more,
+        )
+
+    def _handed(self, answer: Handed, payload: memoryview, sent_ms: int) -> FlightsPulled:
+        """Return the messages of a shared group that are in flight since `sent_ms`."""
+        batches = []
+        for start, header in batch_starts(payload):
+            columns = column_views(payload, header, start)  # raises if it cannot be unpacked
+            batches.append(PulledRecord(self, columns, header))
+            self._progress.record_pull(header)
+        self._note_reached()
+        self._progress.end_offset = answer.next_offset
+        return FlightsPulled(
+            batches,
+            answer.ranges,
+            sent_ms,
+            answer.cursor,
+            answer.next_offset,
+            answer.sealed,
+            answer.crashes,
+            answer.tries,
         )
 
     def _log_failure(self, error: KeylaneError) -> None:

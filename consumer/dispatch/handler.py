@@ -100,10 +100,16 @@ class OfferingShell(Protocol):
 
     partition_id: int
     state: PartitionSession
+    is_shared: bool
+    """True in a shared group."""
     begin_until_s: float
     """The time of the boot clock from which no handler may begin; 0.0: none may begin now."""
     handled: list[Message]
     """Messages whose handlers have returned and that the session does not know of."""
+
+    def has_expired(self, message: Message) -> bool:
+        """Return True if another consumer of a shared group may soon have the message."""
+        ...
 
     def ask(self, event: Event) -> list[Message]:
         """Give the session a worker's event, and return what it hands out."""
@@ -144,6 +150,7 @@ class HandlerDispatch:
             no limit.
         cancels: False: handlers run in threads, so they cannot be cancelled and are only reported
             as failed.
+        ordered: False: no message waits for another one of its key.
     """
 
     def __init__(
@@ -157,6 +164,7 @@ class HandlerDispatch:
         failure_rules: FailureRules,
         handler_timeout_ms: int = 0,
         cancels: bool = True,
+        ordered: bool = True,
     ) -> None:
         self._handler = handler
         self._is_async = is_async(handler)
@@ -168,7 +176,7 @@ class HandlerDispatch:
         self._timeout_check: asyncio.TimerHandle | None = None
         self._readings = boot_seconds(clock)
         self._boot_ms = clock.boot_ms
-        self._log = HandlerLog()
+        self._log = HandlerLog(ordered=ordered)
         self._retry_share = RetryShare(concurrency)
         self._retry_timer: asyncio.TimerHandle | None = None
         self._given: deque[tuple[OfferingShell, Message]] = deque()
@@ -176,11 +184,12 @@ class HandlerDispatch:
         self._offers: dict[OfferingShell, None] = {}
         """The partitions that may have something; the one whose turn is next comes first."""
         self._held_offers: dict[OfferingShell, None] = {}
-        """Those that have only retries, for which there is no room, or ack first while all workers
-        are busy.
+        """Those that have only retries, for which there is no room, or that wait for free workers.
         """
-        self._acking: dict[OfferingShell, None] = {}
-        """The partitions that ack messages before their handlers start."""
+        self._limited: dict[OfferingShell, None] = {}
+        """The partitions that give no more messages than workers are free: those that ack first,
+        and those of shared groups, where another consumer may be free.
+        """
         self._unreported: list[OfferingShell] = []
         """The partitions with handled messages that their sessions do not know of."""
         self._outcomes: list[FailureOutcome] = []
@@ -205,7 +214,29 @@ class HandlerDispatch:
         """Apply new settings for failing messages, which sessions have been told already."""
         self._rules.apply_settings(settings)
 
-    on_idle: Callable[[], None] | None = None
+    # ── shared groups ─────────────────────────────────────────────────────────────────────────────
+    @property
+    def on_idle(self) -> Callable[[], None] | None:
+        """The callback for a worker that becomes idle."""
+        return self._idle.on_idle
+
+    @on_idle.setter
+    def on_idle(self, call: Callable[[], None] | None) -> None:
+        self._idle.on_idle = call
+
+    @property
+    def spare_capacity(self) -> int:
+        """The number of messages for which a worker is free; if negative, the number of messages
+        that wait for one.
+        """
+        shells = (*self._offers, *self._held_offers)
+        return self._count_free() - sum(shell.state.count_waiting for shell in shells)
+
+    def _count_free(self) -> int:
+        """Return how many workers have no message and get none that is acked first."""
+        busy = sum(worker.message is not None for worker in self._workers)
+        acking = sum(each.state.count_acked_first for each in self._limited)
+        return len(self._workers) - busy - len(self._given) - acking
 
     def pause(self, partition_id: int) -> None:
         """Nothing: the session hands out nothing while its partition is paused."""
@@ -252,10 +283,15 @@ class HandlerDispatch:
         for message in messages:
             self._retry_share.end(id(message), now_ms)
         shell.feed(MessagesReturned(messages))
+        if self._limited:
+            self._release_offers()
 
     def note_outcome(self, outcome: FailureOutcome) -> None:
         """Note what becomes of a failed message, for the log."""
-        self._outcomes.append(outcome)
+        if outcome.treatment is Treatment.EXPIRED:
+            self._log_line(self._log.record_given_up(outcome.message, self._boot_ms()))
+        else:
+            self._outcomes.append(outcome)
 
     def forget(self, shell: OfferingShell) -> None:
         """Note that a partition is being handed over: it offers nothing more, and its failed
@@ -263,7 +299,7 @@ class HandlerDispatch:
         """
         self._offers.pop(shell, None)
         self._held_offers.pop(shell, None)
-        self._acking.pop(shell, None)
+        self._limited.pop(shell, None)
         running = {id(worker.message) for worker in self._workers if worker.message is not None}
         if shell.state.settings.ack is not AckMode.BEFORE:  # others are acked: nobody gets them
             self._return_given(shell)
@@ -333,8 +369,9 @@ class HandlerDispatch:
         shell = next(iter(self._offers))
         del self._offers[shell]  # it offers again if it has more
         count = self._bundle_size
-        if shell.state.settings.ack is AckMode.BEFORE:
-            count = self._room_for_acked(shell)
+        if not shell.state.may_be_bundled:
+            self._limited[shell] = None
+            count = self._count_free()
             if count <= 0:
                 self._held_offers[shell] = None
                 return
@@ -357,15 +394,6 @@ class HandlerDispatch:
         self._accept(shell, messages)
         for _ in messages[1:]:
             self._idle.wake_one()
-
-    def _room_for_acked(self, shell: OfferingShell) -> int:
-        """Return how many messages may be acked before their handlers start: as many as workers are
-        free, because an end of the process loses what is acked.
-        """
-        self._acking[shell] = None
-        busy = sum(worker.message is not None for worker in self._workers)
-        acking = sum(len(each.state.acks.awaited) for each in self._acking)
-        return len(self._workers) - busy - len(self._given) - acking
 
     def _is_alone(self, worker: HandlerWorker) -> bool:
         """Return True if no other worker has a message."""
@@ -436,7 +464,9 @@ class HandlerDispatch:
             shell, message = self._given.popleft()
             if idle.waiting and (self._given or self._offers):
                 idle.wake_one()  # this one's handler may wait
-            if next(readings) >= shell.begin_until_s:
+            if next(readings) >= shell.begin_until_s or (
+                shell.is_shared and shell.has_expired(message)
+            ):
                 self._return(shell, [message])
                 continue
             worker.shell, worker.message = shell, message
@@ -473,12 +503,12 @@ class HandlerDispatch:
         unreported, self._unreported = self._unreported, []
         for shell in unreported:
             handled, shell.handled = shell.handled, []
-            may_take = takes and self._offers.keys() <= {shell} and not self._acking
+            may_take = takes and self._offers.keys() <= {shell} and not self._limited
             wanted = max(0, self._bundle_size - len(self._given)) if may_take else 0
             messages = shell.ask(MessagesHandled(handled, wanted))
             if messages:
                 self.hand_out(shell, messages)
-        if self._acking:
+        if self._limited:
             self._release_offers()
 
     # ── retries ───────────────────────────────────────────────────────────────────────────────────
@@ -563,7 +593,7 @@ class HandlerDispatch:
         failure = self._rules.build_failure(error, message.attempt)
         if message.attempt != 1:
             self._end_retry(message)
-        if self._acking:
+        if self._limited:
             self._release_offers()
         self._outcomes.clear()
         asked_ms = error.wait_ms if isinstance(error, Retry) else None

@@ -107,6 +107,10 @@ class PullOwner(Protocol):
         """Send the next heartbeat now, because a partition is drained."""
         ...
 
+    def find_broker(self) -> None:
+        """Look now where the broker of a broadcast consumer's partition is: a read has failed."""
+        ...
+
     def fail(self, error: BaseException) -> None:
         """Close the consumer because of a permanent error."""
         ...

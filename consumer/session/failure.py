@@ -36,6 +36,8 @@ class Treatment(enum.Enum):
     DEAD = enum.auto()
     LOST = enum.auto()
     """It was acked before its handler was called."""
+    EXPIRED = enum.auto()
+    """Its time in flight is over: the broker of a shared group hands it out again."""
 
 
 class Row(NamedTuple):

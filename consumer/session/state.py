@@ -208,6 +208,25 @@ class PartitionSession:
         )
 
     @property
+    def may_be_bundled(self) -> bool:
+        """True if workers may take messages before one of them is free: these are neither acked
+        first, nor kept from other consumers of a shared group.
+        """
+        return not self.flights.is_shared and self.settings.ack is not AckMode.BEFORE
+
+    @property
+    def count_acked_first(self) -> int:
+        """The number of messages that are acked before their handlers start, and are not yet."""
+        return len(self.acks.awaited) if self.settings.ack is AckMode.BEFORE else 0
+
+    @property
+    def count_waiting(self) -> int:
+        """The number of messages of a shared group that wait for a worker."""
+        lanes = self.lanes
+        count = self.intake.held - lanes.count_in_hand - len(lanes.retries)
+        return count - self.count_acked_first
+
+    @property
     def is_drained(self) -> bool:
         """True once the partition is sealed, its group has acked it to the end, and no parked
         message is in hand.

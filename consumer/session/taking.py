@@ -13,7 +13,7 @@ from .failure import TABLE, Treatment, sets_aside
 from .flights import ALONE_FROM
 from .flights import CRASHES_MAX as SHARED_CRASHES_MAX
 from .lanes import ClosedBatch
-from .ready import LeaveTurn, Note, NoteKind, TakeTurn
+from .ready import FailureOutcome, LeaveTurn, Note, NoteKind, TakeTurn
 from .setting_aside import crash_of, divert, is_own, set_aside
 from .state import PartitionSession
 from .suspects import CRASHES_MAX, SuspectMessages, SuspectPhase
@@ -120,6 +120,7 @@ def has_more(session: PartitionSession, now_ms: int) -> bool:
 
 def drop(session: PartitionSession, message: Message) -> None:
     """Forget a message of a shared group, which the broker hands out again."""
+    session.output.notes.append(FailureOutcome(message, Treatment.EXPIRED))
     session.intake.held -= 1
     session.flights.end(message.offset)
     session.acks.failing.forget((message.partition_id, message.offset))
