@@ -176,11 +176,11 @@ class HandlerDispatch:
         self._offers: dict[OfferingShell, None] = {}
         """The partitions that may have something; the one whose turn is next comes first."""
         self._held_offers: dict[OfferingShell, None] = {}
-        """Those that have only retries, for which there is no room, or ack first while all workers
-        are busy.
+        """Those that have only retries, for which there is no room, or whose acks occupy all
+        workers.
         """
         self._acking: dict[OfferingShell, None] = {}
-        """The partitions that ack messages before their handlers start."""
+        """The partitions whose workers wait for each ack."""
         self._unreported: list[OfferingShell] = []
         """The partitions with handled messages that their sessions do not know of."""
         self._outcomes: list[FailureOutcome] = []
@@ -230,6 +230,8 @@ class HandlerDispatch:
 
     def offer(self, shell: OfferingShell) -> None:
         """Note that a worker that asks this partition may get something."""
+        if shell in self._acking:
+            self._held_offers.pop(shell, None)  # an ack may have freed a worker
         if shell not in self._offers and shell not in self._held_offers:
             self._offers[shell] = None
             self._idle.wake_one()
@@ -333,8 +335,8 @@ class HandlerDispatch:
         shell = next(iter(self._offers))
         del self._offers[shell]  # it offers again if it has more
         count = self._bundle_size
-        if shell.state.settings.ack is AckMode.BEFORE:
-            count = self._room_for_acked(shell)
+        if shell.state.settings.ack is not AckMode.LINGERING:
+            count = self._room_for_acks(shell)
             if count <= 0:
                 self._held_offers[shell] = None
                 return
@@ -344,7 +346,7 @@ class HandlerDispatch:
             self._held_offers[shell] = None  # so that it does not offer before it was asked
         messages = shell.ask(WorkWanted(count, retries, run_size))
         if not retries:
-            del self._held_offers[shell]
+            self._held_offers.pop(shell, None)
             if messages:
                 self._offers[shell] = None
             else:
@@ -358,13 +360,20 @@ class HandlerDispatch:
         for _ in messages[1:]:
             self._idle.wake_one()
 
-    def _room_for_acked(self, shell: OfferingShell) -> int:
-        """Return how many messages may be acked before their handlers start: as many as workers are
-        free, because an end of the process loses what is acked.
+    def _room_for_acks(self, shell: OfferingShell) -> int:
+        """
+        Return how many messages may be taken where a worker waits for each ack.
+
+        An end of the process loses what is acked before its handler, and repeats what is not acked
+        after it: no more than one message for each worker. A refused ack occupies none.
         """
         self._acking[shell] = None
         busy = sum(worker.message is not None for worker in self._workers)
-        acking = sum(len(each.state.acks.awaited) for each in self._acking)
+        acking = sum(
+            len(each.state.acks.awaited)
+            for each in self._acking
+            if not each.state.acks.handled.is_refused
+        )
         return len(self._workers) - busy - len(self._given) - acking
 
     def _is_alone(self, worker: HandlerWorker) -> bool:
