@@ -187,8 +187,8 @@ class HandlerDispatch:
         """Those that have only retries, for which there is no room, or that wait for free workers.
         """
         self._limited: dict[OfferingShell, None] = {}
-        """The partitions that give no more messages than workers are free: those that ack first,
-        and those of shared groups, where another consumer may be free.
+        """The partitions that give no more messages than workers are free: those whose workers wait
+        for each ack, and those of shared groups, where another consumer may be free.
         """
         self._unreported: list[OfferingShell] = []
         """The partitions with handled messages that their sessions do not know of."""
@@ -233,9 +233,18 @@ class HandlerDispatch:
         return self._count_free() - sum(shell.state.count_waiting for shell in shells)
 
     def _count_free(self) -> int:
-        """Return how many workers have no message and get none that is acked first."""
+        """
+        Return how many workers have no message, and wait for no ack.
+
+        An end of the process loses what is acked before its handler, and repeats what is not acked
+        after it: no more than one message for each worker. A refused ack occupies none.
+        """
         busy = sum(worker.message is not None for worker in self._workers)
-        acking = sum(each.state.count_acked_first for each in self._limited)
+        acking = sum(
+            len(each.state.acks.awaited)
+            for each in self._limited
+            if not each.state.acks.handled.is_refused
+        )
         return len(self._workers) - busy - len(self._given) - acking
 
     def pause(self, partition_id: int) -> None:
@@ -261,6 +270,8 @@ class HandlerDispatch:
 
     def offer(self, shell: OfferingShell) -> None:
         """Note that a worker that asks this partition may get something."""
+        if shell in self._limited:
+            self._held_offers.pop(shell, None)  # an ack may have freed a worker
         if shell not in self._offers and shell not in self._held_offers:
             self._offers[shell] = None
             self._idle.wake_one()
@@ -381,7 +392,7 @@ class HandlerDispatch:
             self._held_offers[shell] = None  # so that it does not offer before it was asked
         messages = shell.ask(WorkWanted(count, retries, run_size))
         if not retries:
-            del self._held_offers[shell]
+            self._held_offers.pop(shell, None)
             if messages:
                 self._offers[shell] = None
             else:

@@ -189,6 +189,8 @@ def on_acked(session: PartitionSession, answer: Acked, now_ms: int) -> None:
             hand_out_suspect(session, suspects, now_ms)
         elif suspects.phase is SuspectPhase.ACKING and offset not in acks.handled:
             end_suspect(session)
+    if not acks.handled.is_refused:
+        session.lanes.release_keyless()
     if acks.awaited:
         _serve_awaited(session, now_ms)
 
@@ -280,6 +282,8 @@ def _on_ack_failed(session: PartitionSession, error: KeylaneError, now_ms: int) 
         return
     if not acks.handled.is_refused:
         session.output.notes.append(Note(NoteKind.RANGE_LIMIT, session.offsets.cursor))
+    if session.settings.ack is AckMode.EACH:
+        session.lanes.hold_keyless()
     if acks.retract(is_refused=True):
         session.calls.ack.end()
     else:

@@ -78,6 +78,7 @@ class KeyLanes:
         "batches",
         "busy",
         "extra",
+        "held_keyless",
         "in_hand",
         "is_ordered",
         "opened",
@@ -94,6 +95,8 @@ class KeyLanes:
         """The messages of opened batches; all stored ones come after them."""
         self.extra: deque[Message] = deque()
         """Messages that come before the opened ones: redriven ones, and those of a freed key."""
+        self.held_keyless: deque[Message] | None = None
+        """Messages without a key that wait for acks that were refused; None: they need not wait."""
         self.again: deque[Message] = deque()
         """Messages that own their keys, and come before all others."""
         self.busy: dict[bytes, deque[Message] | None] = {}
@@ -171,7 +174,10 @@ class KeyLanes:
         """Make the message's key busy, and return True; if it is, queue the message."""
         key, busy = message.key, self.busy
         if not key or not self.is_ordered:
-            return True
+            if self.held_keyless is None or key:
+                return True
+            self.held_keyless.append(message)
+            return False
         if key in busy:
             return not self.queue_if_busy(message)
         busy[key] = None
@@ -188,6 +194,17 @@ class KeyLanes:
         else:
             queue.append(message)
         return True
+
+    def hold_keyless(self) -> None:
+        """Let the next messages without a key wait for acks that were refused."""
+        if self.held_keyless is None:
+            self.held_keyless = deque()
+
+    def release_keyless(self) -> None:
+        """Hand messages without a key out again."""
+        if self.held_keyless is not None:
+            self.extra.extendleft(reversed(self.held_keyless))
+            self.held_keyless = None
 
     def finish(self, message: Message) -> None:
         """Free the key of a message that has ended; the next one of it comes before all others."""
@@ -284,6 +301,7 @@ class KeyLanes:
         """Drop everything that no worker has."""
         for part in (self.stored, self.opened, self.extra, self.again, self.retries):
             part.clear()
+        self.held_keyless = None
         self.busy = dict.fromkeys(self.busy)
         if self.batches is not None:
             self.batches.clear()

@@ -209,22 +209,17 @@ class PartitionSession:
 
     @property
     def may_be_bundled(self) -> bool:
-        """True if workers may take messages before one of them is free: these are neither acked
-        first, nor kept from other consumers of a shared group.
+        """True if workers may take messages before one of them is free: no worker waits for their
+        acks, and they are not kept from other consumers of a shared group.
         """
-        return not self.flights.is_shared and self.settings.ack is not AckMode.BEFORE
-
-    @property
-    def count_acked_first(self) -> int:
-        """The number of messages that are acked before their handlers start, and are not yet."""
-        return len(self.acks.awaited) if self.settings.ack is AckMode.BEFORE else 0
+        return self.settings.ack is AckMode.LINGERING and not self.flights.is_shared
 
     @property
     def count_waiting(self) -> int:
         """The number of messages of a shared group that wait for a worker."""
         lanes = self.lanes
-        count = self.intake.held - lanes.count_in_hand - len(lanes.retries)
-        return count - self.count_acked_first
+        acked_first = len(self.acks.awaited) if self.settings.ack is AckMode.BEFORE else 0
+        return self.intake.held - lanes.count_in_hand - len(lanes.retries) - acked_first
 
     @property
     def is_drained(self) -> bool:

@@ -91,6 +91,7 @@ async def test_members_go_on_at_the_new_cursors_without_being_restarted(
         Admin(shared_cluster.meta) as admin,
     ):
         await eventually(lambda: len(first.handled) + len(second.handled) == 40)
+        await eventually(lambda: "assigned" in second.told)
         with raises(Reason.GROUP_BUSY):
             await admin.reset_group(subject, "g", "earliest")
         since = len(first.handled), len(second.handled)
