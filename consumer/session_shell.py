@@ -317,19 +317,20 @@ class SessionShell:
         """Tell a shared group's session how many workers are free, before it decides what to
         pull.
         """
-        is_answer = isinstance(event, FlightsPulled)
-        if isinstance(event, WorkersFree) or (self.state.calls.pull.is_in_flight and not is_answer):
-            return
-        free = self._dispatch.spare_capacity
         if isinstance(event, FlightsPulled):
-            free -= sum(end - start for start, end in event.ranges)
+            self._tell_free(sum(end - start for start, end in event.ranges))
+        elif not isinstance(event, WorkersFree) and not self.state.calls.pull.is_in_flight:
+            self._tell_free(0)
+
+    def _tell_free(self, arriving: int) -> None:
+        free = self._dispatch.spare_capacity - arriving
         if free != self.state.flights.pull_size.free:
             self.ask(WorkersFree(free))
 
     def wake(self) -> None:
-        """Pull, if a worker is free and nothing is being pulled."""
+        """A worker is idle: pull, unless that is known, or a pull is in flight."""
         if not self.state.calls.pull.is_in_flight and not self.ended.is_set():
-            self.ask(WorkersFree(self._dispatch.spare_capacity))
+            self._tell_free(0)
 
     def has_expired(self, message: Message) -> bool:
         """Return True if another consumer of a shared group may soon have the message."""

@@ -183,8 +183,9 @@ class HandlerDispatch:
         """Messages that were handed out and have no worker."""
         self._offers: dict[OfferingShell, None] = {}
         """The partitions that may have something; the one whose turn is next comes first."""
-        self._held_offers: dict[OfferingShell, None] = {}
-        """Those that have only retries, for which there is no room, or that wait for free workers.
+        self._held_offers: dict[OfferingShell, bool] = {}
+        """Those that wait for free workers (True), or have only retries, for which there is no room
+        (False).
         """
         self._limited: dict[OfferingShell, None] = {}
         """The partitions that give no more messages than workers are free: those whose workers wait
@@ -270,8 +271,8 @@ class HandlerDispatch:
 
     def offer(self, shell: OfferingShell) -> None:
         """Note that a worker that asks this partition may get something."""
-        if shell in self._limited:
-            self._held_offers.pop(shell, None)  # an ack may have freed a worker
+        if self._held_offers.get(shell):
+            del self._held_offers[shell]  # an ack may have freed a worker
         if shell not in self._offers and shell not in self._held_offers:
             self._offers[shell] = None
             self._idle.wake_one()
@@ -384,12 +385,12 @@ class HandlerDispatch:
             self._limited[shell] = None
             count = self._count_free()
             if count <= 0:
-                self._held_offers[shell] = None
+                self._held_offers[shell] = True
                 return
         run_size = self._run_size if self._is_alone(worker) else 0
         retries = self._room_for_retries(shell)
         if not retries:
-            self._held_offers[shell] = None  # so that it does not offer before it was asked
+            self._held_offers[shell] = False  # so that it does not offer before it was asked
         messages = shell.ask(WorkWanted(count, retries, run_size))
         if not retries:
             self._held_offers.pop(shell, None)
@@ -538,7 +539,7 @@ class HandlerDispatch:
         self._offers.pop(shell, None)
         if not shell.state.lanes.may_have_more(self._boot_ms()):
             return
-        self._held_offers[shell] = None
+        self._held_offers[shell] = False
         now_ms = self._boot_ms()
         next_ms = self._retry_share.next_ms(now_ms, first_attempts_wait=False)
         if next_ms is not None and self._retry_timer is None:

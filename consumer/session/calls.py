@@ -72,7 +72,10 @@ def _count_to_pull(session: PartitionSession, now_ms: int) -> int:
     if session.flights.is_shared:
         if not may_pull or offsets.is_acked_to_end:
             return 0
-        return session.flights.pull_size.decide(held, settings.in_flight_messages, now_ms)
+        # What fails holds up nothing else, up to a limit of its own.
+        failing = min(session.lanes.count_retrying, settings.buffer_messages)
+        limit = settings.in_flight_messages + failing
+        return session.flights.pull_size.decide(held, limit, now_ms)
     may_pull = (
         may_pull
         and session.intake.has_room(settings.buffer_messages)

@@ -128,6 +128,12 @@ class KeyLanes:
             count += self.batches.count_in_hand
         return count
 
+    @property
+    def count_retrying(self) -> int:
+        """The number of failed messages that wait for their next try."""
+        batches = () if self.batches is None else self.batches.waiting
+        return len(self.retries) + sum(len(waiting.batch.messages) for waiting in batches)
+
     def has_in_hand(self, ref: Ref) -> bool:
         """Return True if a worker has the message, alone or as the first one of a batch."""
         return ref in self.in_hand or (self.batches is not None and ref in self.batches.in_hand)

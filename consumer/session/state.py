@@ -219,7 +219,7 @@ class PartitionSession:
         """The number of messages of a shared group that wait for a worker."""
         lanes = self.lanes
         acked_first = len(self.acks.awaited) if self.settings.ack is AckMode.BEFORE else 0
-        return self.intake.held - lanes.count_in_hand - len(lanes.retries) - acked_first
+        return self.intake.held - lanes.count_in_hand - lanes.count_retrying - acked_first
 
     @property
     def is_drained(self) -> bool:
