@@ -276,8 +276,10 @@ def _fail(session: PartitionSession, slot: CallSlot, now_ms: int) -> None:
 def _on_ack_failed(session: PartitionSession, error: KeylaneError, now_ms: int) -> None:
     acks = session.acks
     if not isinstance(error, OverloadedError):
+        is_renewal = acks.sent is not None and bool(acks.sent.held)
         acks.retract()
-        session.make_ack_due(now_ms)
+        if acks.handled or acks.tries or acks.begun or is_renewal:
+            session.make_ack_due(now_ms)
         _fail(session, session.calls.ack, now_ms)
         return
     if not acks.handled.is_refused:
