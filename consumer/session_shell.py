@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from ..protocol.batch import Columns, batch_starts, column_views
 from ..protocol.clock import ALIGNED_S_MIN, Clock, deadline_seconds, round_to_tick
 from ..protocol.control import Grant
-from ..protocol.errors import FencedError, KeylaneError, UnreachableError
+from ..protocol.errors import FencedError, KeylaneError, OffsetOutOfRangeError, UnreachableError
 from ..protocol.frames import (
     Ack,
     Acked,
@@ -43,7 +43,7 @@ from ..protocol.offsets import AckedOffsets
 from ..protocol.parked import Failure, encode_parked
 from ..protocol.record import Header
 from ..protocol.routing import ConsumeStrategy
-from ..protocol.text import counted
+from ..protocol.text import MAYBE_OLDER_COPY, counted
 from ..rpc.connections import Connections
 from ..rpc.loop_binding import LoopBinding
 from ..rpc.network import Calling, Channel
@@ -356,10 +356,14 @@ class SessionShell:
         if isinstance(note, FailureOutcome):
             self._dispatch.note_outcome(note)
         elif note.kind is NoteKind.MISSED:
+            missed = counted(note.count, "message was", "messages were")
+            if self.is_shared:  # it does not know which ones other consumers had
+                missed = f"messages below offset {note.offset} were"
             log.warning(
-                "%s: %s removed before the group got them; it continues at offset %d",
+                "%s: %s removed before %s got them; it continues at offset %d",
                 self.log_name,
-                counted(note.count, "message was", "messages were"),
+                missed,
+                "the group" if self.group else "a broadcast consumer",
                 note.offset,
             )
         elif note.kind is NoteKind.FENCED:
@@ -474,8 +478,10 @@ class SessionShell:
             self.no_connection_since_ms = self._boot_ms()
         if isinstance(error, FencedError):
             log.info("%s: %s", self.log_name, error.message)
+        elif isinstance(error, OffsetOutOfRangeError):
+            self._log_out_of_range(error)
         elif not isinstance(request, Ack | SendChanges):
-            self._log_failure(error)
+            self._log_failure(error.message)
         return CallFailed(request, error)
 
     def _note_reached(self) -> None:
@@ -620,13 +626,26 @@ class SessionShell:
             answer.tries,
         )
 
-    def _log_failure(self, error: KeylaneError) -> None:
+    def _log_out_of_range(self, error: OffsetOutOfRangeError) -> None:
+        """Log that the broker stores less than was pulled; of removed messages, the session
+        notes how many.
+        """
+        if self.is_shared or self.state.offsets.next_offset < (error.first_offset or 0):
+            return
+        if self.group:
+            log.error("%s is handed over after an error: %s", self.log_name, error.message)
+            return
+        # Unlike with a lease, a new token cannot help; only the broker's data folder can.
+        text = f"the broker stores less than was read from it, and {MAYBE_OLDER_COPY}"
+        self._log_failure(f"{text}: {error.message}")
+
+    def _log_failure(self, text: str) -> None:
         """Log why a call failed, as a warning after WARN_AFTER consecutive failures."""
-        self._error_text = error.message
+        self._error_text = text
         self._failures += 1
         level = logging.WARNING if self._failures >= WARN_AFTER else logging.INFO
-        if text := self._failure_log.count_failure(error.message, self._boot_ms(), level):
-            log.log(level, "%s: %s", self.log_name, text)
+        if line := self._failure_log.count_failure(text, self._boot_ms(), level):
+            log.log(level, "%s: %s", self.log_name, line)
 
     def _log_recovery(self) -> None:
         if not self._failures:

@@ -19,6 +19,7 @@ from .batches import PartitionBatches
 from .broadcast import ack_here, next_read
 from .offsets import ranges_of
 from .ready import LeaveAncestor, Request, SendChanges
+from .setting_aside import is_own
 from .state import PartitionSession
 from .suspects import SuspectPhase
 from .taking_batches import expire_fill
@@ -129,7 +130,8 @@ def _held(session: PartitionSession) -> tuple[Range, ...]:
     """Return the messages of a shared group that handlers have, which are renewed."""
     if not session.flights.is_shared:
         return ()
-    return tuple(ranges_of(sorted(session.lanes.in_hand.values(), key=_by_offset)))
+    own = [message for message in session.lanes.in_hand.values() if is_own(session, message)]
+    return tuple(ranges_of(sorted(own, key=_by_offset)))
 
 
 def _may_send_acks(session: PartitionSession) -> bool:

@@ -293,15 +293,17 @@ class KeyLanes:
         """Remove the copies of a message of a shared group that no worker has, and return how many
         they were.
         """
-        before = len(self.opened) + len(self.retries)
+        before = len(self.opened) + len(self.again) + len(self.retries)
         discarded = 0 if self.batches is None else self.batches.discard(ref)
-        kept = (each for each in self.opened if (each.partition_id, each.offset) != ref)
-        self.opened = deque(kept)
+        self.opened, self.again = (
+            deque(each for each in part if (each.partition_id, each.offset) != ref)
+            for part in (self.opened, self.again)
+        )
         self.retries = [
             each for each in self.retries if (each.message.partition_id, each.message.offset) != ref
         ]
         heapq.heapify(self.retries)
-        return discarded + before - len(self.opened) - len(self.retries)
+        return discarded + before - len(self.opened) - len(self.again) - len(self.retries)
 
     def clear(self) -> None:
         """Drop everything that no worker has."""

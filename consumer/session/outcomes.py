@@ -190,7 +190,7 @@ def _wait(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
         session.settings, session.rng, attempt=message.attempt, asked_ms=event.asked_ms
     )
     due_ms = now_ms + pause
-    if session.flights.is_shared:  # the pause ends with the time in flight
+    if session.flights.is_shared and is_own(session, message):  # it ends with the time in flight
         due_ms = min(due_ms, session.flights.begin_until_ms.get(message.offset, due_ms))
     session.lanes.wait(message, due_ms)
     session.output.notes.append(FailureOutcome(message, Treatment.AGAIN, due_ms - now_ms))

@@ -45,6 +45,9 @@ def take(session: PartitionSession, now_ms: int, *, count: int, retries: int, ru
         return
     left = count
     while retries and left and (message := lanes.take_due(now_ms)) is not None:
+        if _is_late(session, message, now_ms):
+            drop(session, message)
+            continue
         retries -= 1
         left -= 1
         message.attempt += 1
@@ -88,9 +91,7 @@ def _take_plain(session: PartitionSession, count: int, now_ms: int) -> None:
 def _hand_out(session: PartitionSession, message: Message, now_ms: int) -> None:
     """Hand out a message whose key is its own."""
     ref = message.partition_id, message.offset
-    flights = session.flights
-    is_late = flights.is_shared and now_ms >= flights.begin_until_ms.get(message.offset, NEVER)
-    if is_late and is_own(session, message):
+    if _is_late(session, message, now_ms):
         drop(session, message)
         return
     if session.settings.ack is AckMode.BEFORE and is_own(session, message):
@@ -100,6 +101,13 @@ def _hand_out(session: PartitionSession, message: Message, now_ms: int) -> None:
         return
     session.lanes.in_hand[ref] = message
     session.output.hand_out.append(message)
+
+
+def _is_late(session: PartitionSession, message: Message, now_ms: int) -> bool:
+    """Return True if another consumer of a shared group may soon have the message."""
+    flights = session.flights
+    is_over = flights.is_shared and now_ms >= flights.begin_until_ms.get(message.offset, NEVER)
+    return is_over and is_own(session, message)
 
 
 def has_more(session: PartitionSession, now_ms: int) -> bool:
@@ -185,7 +193,8 @@ def _note_flights(
     flights, lanes, kept = session.flights, session.lanes, []
     for message in messages:
         ref = message.partition_id, message.offset
-        if ref in lanes.in_hand or session.offsets.is_acked(message.offset):
+        is_acking = ref in session.acks.awaited
+        if ref in lanes.in_hand or is_acking or session.offsets.is_acked(message.offset):
             # Its time has ended before the ack: its handler has it, or has had it.
             session.intake.held -= 1
             continue
