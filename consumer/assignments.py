@@ -38,7 +38,7 @@ from .broadcast import Broadcast
 from .broker_reachability import BrokerReachability
 from .delivery.filter import MessageFilter
 from .delivery.suspect_lock import SuspectLock
-from .dispatch.handler import HandlerDispatch
+from .dispatch.workers import WorkerPool
 from .effective_settings import EffectiveSettings
 from .handling.stream import Stream
 from .handling.workers import Workers
@@ -387,7 +387,7 @@ class Assignments:
         self._log_partitions()
 
     def _new_client(self, grant: Grant) -> PullClient:
-        if isinstance(self._dispatcher, HandlerDispatch):
+        if isinstance(self._dispatcher, WorkerPool):
             shell: Any = SessionShell(
                 subject=self._subject,
                 group=self._group,

@@ -8,6 +8,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..protocol.errors import ConfigError, HandlerTypeError
@@ -15,7 +16,9 @@ from ..protocol.routing import ConsumeStrategy
 from ..rpc.environment import Environment
 from ..rpc.loop_binding import LoopBinding
 from .delivery.filter import MessageFilter
-from .dispatch.handler import HandlerDispatch
+from .dispatch.batch import BatchJobs
+from .dispatch.handler import MessageJobs
+from .dispatch.workers import WorkerPool
 from .handling.acked_first import AckFirstHandler
 from .handling.batch_workers import BatchWorkers
 from .handling.failing import FailureRules
@@ -132,7 +135,7 @@ class DispatcherFactory:
                 forked=lambda: self._loop_binding.state == "forked",
             )
             handler = threads.run
-        has_sessions = handlers.batch_handler is None and ordered and bool(group)
+        has_sessions = ordered and bool(group)
         if settings.ack is AckMode.BEFORE and not has_sessions:
             ack_first = AckFirstHandler(handler, boot_ms=clock.boot_ms)
             handler = ack_first.handle if handlers.batch_handler is None else ack_first.handle_all
@@ -151,8 +154,10 @@ class DispatcherFactory:
         }
         workers: Workers
         if has_sessions:
-            dispatch: Any = HandlerDispatch(
-                handler,
+            in_batches = handlers.batch_handler is not None
+            pool: Any = WorkerPool(
+                partial(BatchJobs if in_batches else MessageJobs, handler),
+                runner="handler of batches" if in_batches else "handler",
                 concurrency=settings.threads or settings.concurrency,
                 handover_ms=settings.handover_ms,
                 clock=clock,
@@ -161,7 +166,7 @@ class DispatcherFactory:
                 handler_timeout_ms=settings.handler_timeout_ms or 0,
                 cancels=not settings.threads,
             )
-            workers = dispatch
+            workers = pool
         elif handlers.batch_handler is None:
             workers = Workers(handler, **options)
         else:

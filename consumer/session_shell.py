@@ -88,6 +88,11 @@ _chains: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
 class SessionDispatch(Protocol):
     """The workers of a consumer, to the shells of its partitions."""
 
+    @property
+    def in_batches(self) -> bool:
+        """True if sessions are to hand out batches."""
+        ...
+
     def hand_out(self, shell: Any, messages: list[Message]) -> None:
         """Accept messages that no worker has asked for."""
         ...
@@ -206,6 +211,7 @@ class SessionShell:
             redrives_here=owner.allows_redrives,
             has_callbacks=True,
             has_ancestors=bool(grant.partition.parents),
+            in_batches=dispatch.in_batches,
         )
         self.begin_until_s = 0.0
         """The time of the boot clock from which no handler may begin; 0.0: none may begin now."""

@@ -1,0 +1,128 @@
+"""
+What the workers of a handler of batches take: one batch after another.
+
+    a partition offers ─▶ a worker asks ─▶ a batch ─▶ handler ─▶ handled, failed or returned: whole
+
+What becomes of a batch that has failed, whole or in halves, is decided in its session. A worker is
+known by the first message of its batch, which log lines and operators see.
+
+Invariants
+    The lease's end is checked before every attempt; a handler never starts after it. A batch is
+    handled only when its handler has returned and any awaitable result has been awaited.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any
+
+from ...protocol.message import Message
+from ..handling.handlers import BatchHandler, await_result
+from ..session.events import BatchHandled, BatchReturned
+from .failed_attempts import log_line
+from .offers import OfferingShell
+from .workers import Worker, WorkerPool
+
+
+class BatchJobs:
+    """Hands batches to `handler`, in the workers of `pool`."""
+
+    in_batches = True
+
+    def __init__(self, handler: BatchHandler[Any], pool: WorkerPool) -> None:
+        self._handler = handler
+        self._pool = pool
+        self._offers = pool.offers
+        self._given: deque[tuple[OfferingShell, list[Message]]] = deque()
+        """Batches that were handed out and have no worker."""
+
+    @property
+    def given_count(self) -> int:
+        """How many batches were handed out and have no worker."""
+        return len(self._given)
+
+    def accept(self, shell: OfferingShell, messages: list[Message]) -> None:
+        """Accept a batch, and wake a worker for it."""
+        self._accept(shell, messages)
+        self._pool.idle.wake_one()
+
+    def _accept(self, shell: OfferingShell, messages: list[Message]) -> None:
+        if messages[0].attempt != 1:
+            self._offers.retry_share.take(id(messages[0]))
+        self._given.append((shell, messages))
+        self._pool.watch_timeouts()
+
+    def give_back_given(self, shell: OfferingShell) -> None:
+        """Return what a partition has handed out and no worker has."""
+        given = [messages for each, messages in self._given if each is shell]
+        if given:
+            self._given = deque(pair for pair in self._given if pair[0] is not shell)
+        for messages in given:
+            self._return(shell, messages)
+
+    def _return(self, shell: OfferingShell, messages: list[Message]) -> None:
+        self._offers.retry_share.end(id(messages[0]), self._pool.boot_ms())
+        shell.feed(BatchReturned(messages))
+
+    def next_job(self, worker: Worker) -> Coroutine[Any, Any, None] | None:
+        """Return what a worker does next; None: there is nothing."""
+        if not self._given:
+            if not self._offers.ready:
+                return None
+            shell, messages = self._offers.ask_next(1)
+            if not messages:
+                return None
+            self._accept(shell, messages)
+        shell, messages = self._given.popleft()
+        return self._handle(worker, shell, messages)
+
+    async def _handle(self, worker: Worker, shell: OfferingShell, messages: list[Message]) -> None:
+        pool, first = self._pool, messages[0]
+        if next(pool.readings) >= shell.begin_until_s:
+            self._return(shell, messages)
+            return
+        assert worker.task is not None
+        worker.shell, worker.message, worker.messages = shell, first, messages
+        if is_retry := first.attempt != 1:
+            self._offers.begin_retry(first)
+        try:
+            result = self._handler(messages.copy())  # the list is the handler's own
+            if result is not None:
+                await await_result(result)
+            if worker.task.cancelling() or worker.timed_out_message is first:
+                await pool.absorb_cancels(worker)
+        except BaseException as error:  # noqa: BLE001 - `settle` decides
+            await pool.settle(worker, error)
+            return
+        worker.message = worker.messages = None
+        shell.feed(BatchHandled(messages))
+        if is_retry:
+            self._offers.end_retry(first)
+            log_line(pool.failures.lines.record_handled(first, pool.boot_ms()))
+        if self._offers.acking:
+            self._offers.release()
+
+    # ── what is not handled ───────────────────────────────────────────────────────────────────────
+    def fail(self, worker: Worker, error: BaseException) -> None:
+        """Report the failed attempt of the batch that a worker has."""
+        shell, messages = self._take_from(worker)
+        if messages[0].attempt != 1:
+            self._offers.end_retry(messages[0])
+        if self._offers.acking:
+            self._offers.release()
+        self._pool.failures.report(shell, messages, error)
+
+    def give_back(self, worker: Worker) -> None:
+        """Return what a worker has to its session; no attempt counts."""
+        if worker.message is not None:
+            shell, messages = self._take_from(worker)
+            self._offers.end_retry(messages[0])
+            shell.feed(BatchReturned(messages))
+
+    def _take_from(self, worker: Worker) -> tuple[OfferingShell, list[Message]]:
+        shell, messages = worker.shell, worker.messages
+        assert shell is not None
+        assert messages is not None
+        worker.message = worker.messages = None
+        return shell, messages
