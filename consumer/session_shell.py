@@ -267,6 +267,8 @@ class SessionShell:
 
     def ask(self, event: Event) -> list[Message]:
         """Give the session a worker's event, and return what it hands out."""
+        if self.ended.is_set():
+            return []
         state = self.state
         ready = step(state, event, self._boot_ms())
         for note in ready.notes:
@@ -590,7 +592,8 @@ class SessionShell:
     def stop(self) -> None:
         """Pull nothing more, and start no more handlers."""
         self._is_stopping = True
-        self._dispatch.forget(self)
+        if not self.ended.is_set():
+            self._dispatch.forget(self)
         self.feed(Stopped(self.settings.handover_ms))
 
     async def wait_quiet(self) -> None:
@@ -622,7 +625,12 @@ class SessionShell:
         self.begin_until_s = 0.0
 
     def _close(self) -> None:
+        if self.ended.is_set():
+            return
         self.ended.set()
+        # The garbage collector does not track messages: one that a handler stores would otherwise
+        # keep the handler, and so the consumer, alive forever.
+        del self._dispatch
         self._quiet.set()
         self._turn_left.set()
         self._set_timer(NEVER)
