@@ -51,6 +51,7 @@ from keylane.protocol.frames import (
     Acquired,
     ListParked,
     ParkedChanged,
+    Pull,
     Release,
     Released,
 )
@@ -141,6 +142,9 @@ class SteppedShell:
         self._timer: asyncio.TimerHandle | None = None
         self._quiet = asyncio.Event()
         self._end = 0
+        self._arrived: list[GivenBatch] = []
+        """What was not pulled yet."""
+        self._is_pulling = False
         lease = (partition_id, GROUP, "session", TOKEN)
         self.state = PartitionSession(
             lease, settings, random.Random(1), in_batches=pool.in_batches, has_callbacks=True
@@ -201,6 +205,9 @@ class SteppedShell:
             self._unanswered.append(request)
             if self._answers_acks:
                 self.answer_acks()
+        elif isinstance(request, Pull):
+            self._is_pulling = True
+            self._answer_pull()
         elif isinstance(request, SendChanges):
             self._note_changes(request)
             self.feed(ParkedChanged(1))
@@ -214,6 +221,12 @@ class SteppedShell:
             self.feed(WindowRead(request.number, messages))
         elif isinstance(request, Release):
             self.feed(Released())
+
+    def _answer_pull(self) -> None:
+        if self._is_pulling and self._arrived:
+            self._is_pulling = False
+            arrived, self._arrived = self._arrived, []
+            self.feed(Pulled(arrived, self._end, self._end))
 
     def answer_acks(self) -> None:
         """Answer the acks that wait for it."""
@@ -234,8 +247,8 @@ class SteppedShell:
     def give(self, *keys: bytes) -> None:
         """Have a message of each key arrive."""
         self._end += len(keys)
-        batch = GivenBatch(self, keys, self._end - len(keys))
-        self.feed(Pulled([batch], self._end, self._end))
+        self._arrived.append(GivenBatch(self, keys, self._end - len(keys)))
+        self._answer_pull()
 
     def redrive(self, key: bytes, *offsets: int, partition_id: int, is_loose: bool = False) -> None:
         """Have an operator redrive messages that a partition stores."""
