@@ -18,11 +18,11 @@ from collections.abc import Coroutine
 from typing import Any
 
 from ...protocol.message import Message
-from ..handling.handlers import BatchHandler, await_result
+from ..handling.handlers import BatchHandler, await_result, is_async
 from ..session.events import BatchHandled, BatchReturned
 from .failed_attempts import log_line
 from .offers import OfferingShell
-from .workers import Worker, WorkerPool
+from .workers import TURN_S, Worker, WorkerPool
 
 
 class BatchJobs:
@@ -32,6 +32,7 @@ class BatchJobs:
 
     def __init__(self, handler: BatchHandler[Any], pool: WorkerPool) -> None:
         self._handler = handler
+        self._is_async = is_async(handler)
         self._pool = pool
         self._offers = pool.offers
         self._given: deque[tuple[OfferingShell, list[Message]]] = deque()
@@ -78,30 +79,48 @@ class BatchJobs:
         return self._handle(worker, shell, messages)
 
     async def _handle(self, worker: Worker, shell: OfferingShell, messages: list[Message]) -> None:
-        pool, first = self._pool, messages[0]
-        if next(pool.readings) >= shell.begin_until_s:
-            self._return(shell, messages)
-            return
+        """Handle a batch, and while no other partition waits the next ones of this one."""
+        handler, is_awaited, pool = self._handler, self._is_async, self._pool
         assert worker.task is not None
-        worker.shell, worker.message, worker.messages = shell, first, messages
-        if is_retry := first.attempt != 1:
-            self._offers.begin_retry(first)
-        try:
-            result = self._handler(messages.copy())  # the list is the handler's own
-            if result is not None:
-                await await_result(result)
-            if worker.task.cancelling() or worker.timed_out_message is first:
-                await pool.absorb_cancels(worker)
-        except BaseException as error:  # noqa: BLE001 - `settle` decides
-            await pool.settle(worker, error)
-            return
-        worker.message = worker.messages = None
-        shell.feed(BatchHandled(messages))
-        if is_retry:
-            self._offers.end_retry(first)
-            log_line(pool.failures.lines.record_handled(first, pool.boot_ms()))
-        if self._offers.acking:
-            self._offers.release()
+        cancelling = worker.task.cancelling
+        now_s = next(pool.readings)
+        until_s = now_s + TURN_S
+        while now_s < shell.begin_until_s:
+            first = messages[0]
+            worker.shell, worker.message, worker.messages = shell, first, messages
+            if is_retry := first.attempt != 1:
+                self._offers.begin_retry(first)
+            try:
+                given = messages.copy()  # the list is the handler's own
+                result = await handler(given) if is_awaited else handler(given)
+                if result is not None:
+                    await await_result(result)
+                if cancelling() or worker.timed_out_message is first:
+                    await pool.absorb_cancels(worker)
+            except BaseException as error:  # noqa: BLE001 - `settle` decides
+                await pool.settle(worker, error)
+                return
+            worker.message = worker.messages = None
+            if is_retry:
+                self._offers.end_retry(first)
+                log_line(pool.failures.lines.record_handled(first, pool.boot_ms()))
+            now_s = next(pool.readings)
+            is_next = now_s < until_s and self._may_go_on(shell)
+            messages = shell.ask(BatchHandled(messages, int(is_next)))
+            if self._offers.acking:
+                self._offers.release()
+            if not messages:
+                return
+            if messages[0].attempt != 1:
+                self._offers.retry_share.take(id(messages[0]))
+        self._return(shell, messages)
+
+    def _may_go_on(self, shell: OfferingShell) -> bool:
+        """Return True if a worker may take the next batch of the partition of its last one."""
+        offers = self._offers
+        if self._given or offers.acking or not offers.ready.keys() <= {shell}:
+            return False
+        return bool(offers.room_for_retries(shell))
 
     # ── what is not handled ───────────────────────────────────────────────────────────────────────
     def fail(self, worker: Worker, error: BaseException) -> None:

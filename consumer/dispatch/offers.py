@@ -107,9 +107,7 @@ class PartitionOffers:
             if count <= 0:
                 self._held[shell] = True
                 return shell, []
-        retries = self.retry_share.room(
-            self._boot_ms(), first_attempts_wait=self._has_first_attempts(shell, given)
-        )
+        retries = self.room_for_retries(shell, given)
         if not retries:
             self._held[shell] = False  # so that it is not ready before it was asked
         messages = shell.ask(WorkWanted(count, retries, run))
@@ -136,10 +134,11 @@ class PartitionOffers:
         )
         return self._count_free() - given - acking
 
-    def _has_first_attempts(self, shell: OfferingShell, given: int) -> bool:
-        """Return True if first attempts wait for a worker."""
+    def room_for_retries(self, shell: OfferingShell, given: int = 0) -> int:
+        """Return how many later tries a worker may take of a partition."""
         lanes = shell.state.lanes
-        return bool(given or self.ready or lanes.opened or lanes.stored)
+        others_wait = bool(given or self.ready or lanes.opened or lanes.stored)
+        return self.retry_share.room(self._boot_ms(), first_attempts_wait=others_wait)
 
     def _hold(self, shell: OfferingShell) -> None:
         """Ask a partition that has only retries again when there is room for one."""

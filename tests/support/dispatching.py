@@ -140,6 +140,7 @@ class SteppedShell:
         self._unanswered: list[Ack] = []
         self._boot_ms = (clock or SystemClock()).boot_ms
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = NEVER
         self._quiet = asyncio.Event()
         self._end = 0
         self._arrived: list[GivenBatch] = []
@@ -183,12 +184,19 @@ class SteppedShell:
         return ready.hand_out
 
     def _set_timer(self, until_ms: int) -> None:
+        if until_ms == self._timer_ms:
+            return
+        self._timer_ms = until_ms
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if until_ms < NEVER:
             wait_s = max(0, until_ms - self._boot_ms()) / 1_000
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self.feed, Tick())
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer_ms = NEVER
+        self.feed(Tick())
 
     async def wait_quiet(self) -> None:
         await self._quiet.wait()
