@@ -38,7 +38,7 @@ from .broadcast import Broadcast
 from .broker_reachability import BrokerReachability
 from .delivery.filter import MessageFilter
 from .delivery.suspect_lock import SuspectLock
-from .dispatch.handler import HandlerDispatch
+from .dispatch.workers import WorkerPool
 from .effective_settings import EffectiveSettings
 from .handling.stream import Stream
 from .handling.workers import Workers
@@ -400,7 +400,7 @@ class Assignments:
         if isinstance(self._membership, Broadcast):
             partition_id = int(grant.partition.partition_id)
             options["acked"], options["is_superfluous"] = self._membership.find_acks(partition_id)
-        if isinstance(self._dispatcher, HandlerDispatch):
+        if isinstance(self._dispatcher, WorkerPool):
             client_class = SessionShell
             options["dispatch"] = self._dispatcher
         elif isinstance(self._membership, Broadcast):

@@ -46,7 +46,7 @@ from .broadcast import Broadcast, check_broadcast
 from .consumer_set import new_consumer_set
 from .delivery.filter import build_filter
 from .delivery.suspect_lock import SuspectLock
-from .dispatch.handler import HandlerDispatch
+from .dispatch.workers import WorkerPool
 from .dispatchers import DispatcherFactory, UserHandlers
 from .handling.arrow_batch import ArrowBatch, check_arrow
 from .handling.handlers import BatchHandler, Handler
@@ -472,7 +472,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         the hand-over waits for the handler.
         """
         return isinstance(
-            self._dispatcher, Workers | HandlerDispatch
+            self._dispatcher, Workers | WorkerPool
         ) and self._dispatcher.is_worker_task(asyncio.current_task())
 
     def _start_closing(self) -> asyncio.Task[None]:

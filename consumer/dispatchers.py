@@ -8,6 +8,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..protocol.errors import ConfigError, HandlerTypeError
@@ -15,9 +16,9 @@ from ..protocol.routing import ConsumeStrategy
 from ..rpc.environment import Environment
 from ..rpc.loop_binding import LoopBinding
 from .delivery.filter import MessageFilter
-from .dispatch.handler import HandlerDispatch
-from .handling.acked_first import AckFirstHandler
-from .handling.batch_workers import BatchWorkers
+from .dispatch.batch import BatchJobs
+from .dispatch.handler import MessageJobs
+from .dispatch.workers import WorkerPool
 from .handling.failing import FailureRules
 from .handling.filtered import Filtering, filtered, filtered_batches
 from .handling.handlers import BatchHandler, Handler, check_handler, is_async
@@ -121,7 +122,7 @@ class DispatcherFactory:
                 if self._message_filter is None
                 else Filtering(self._message_filter, settings.handler_backoff, rng),
             )
-        handler, threads, ack_first = handlers.any_handler, None, None
+        handler, threads = handlers.any_handler, None
         if self._message_filter is not None:
             wrap = filtered if handlers.batch_handler is None else filtered_batches
             handler = wrap(handler, self._message_filter)
@@ -132,54 +133,23 @@ class DispatcherFactory:
                 forked=lambda: self._loop_binding.state == "forked",
             )
             handler = threads.run
-        has_sessions = handlers.batch_handler is None
-        if settings.ack is AckMode.BEFORE and not has_sessions:
-            ack_first = AckFirstHandler(handler, boot_ms=clock.boot_ms)
-            handler = ack_first.handle if handlers.batch_handler is None else ack_first.handle_all
-        options: dict[str, Any] = {
-            "concurrency": settings.threads or settings.concurrency,
-            "handover_ms": settings.handover_ms,
-            "handler_timeout_ms": settings.handler_timeout_ms or 0,
-            "cancels": not settings.threads,
-            "backoff": settings.try_backoff,
-            "clock": clock,
-            "rng": rng,
-            "on_crash": on_crash,
-            "ordered": ordered,
-            "acks_each": settings.ack is AckMode.EACH,
-            "failure_rules": failure_rules,
-        }
-        workers: Workers
-        if has_sessions:
-            dispatch: Any = HandlerDispatch(
-                handler,
-                concurrency=settings.threads or settings.concurrency,
-                handover_ms=settings.handover_ms,
-                clock=clock,
-                on_crash=on_crash,
-                failure_rules=failure_rules,
-                handler_timeout_ms=settings.handler_timeout_ms or 0,
-                cancels=not settings.threads,
-                ordered=ordered,
-            )
-            workers = dispatch
-        elif handlers.batch_handler is None:
-            workers = Workers(handler, **options)
-        else:
-            workers = BatchWorkers(
-                handler,
-                max_records=settings.max_records,
-                max_wait_ms=settings.max_wait_ms,
-                **options,
-            )
+        in_batches = handlers.batch_handler is not None
+        pool = WorkerPool(
+            partial(BatchJobs if in_batches else MessageJobs, handler),
+            runner="handler of batches" if in_batches else "handler",
+            concurrency=settings.threads or settings.concurrency,
+            handover_ms=settings.handover_ms,
+            clock=clock,
+            on_crash=on_crash,
+            failure_rules=failure_rules,
+            handler_timeout_ms=settings.handler_timeout_ms or 0,
+            cancels=not settings.threads,
+            ordered=ordered,
+        )
         if threads is not None:
-            threads.is_ending_worker = lambda: workers.is_ending_worker(asyncio.current_task())
+            threads.is_ending_worker = lambda: pool.is_ending_worker(asyncio.current_task())
             threads.on_end = on_crash
-        if ack_first is not None:
-            ack_first.take_timeout_error = lambda: workers.take_timeout_error(
-                asyncio.current_task()
-            )
-        return workers
+        return pool
 
     def start_threads(self) -> None:
         """Start the handler threads. Raises ConfigError if the system cannot start enough."""

@@ -105,6 +105,11 @@ _chains: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
 class SessionDispatch(Protocol):
     """The workers of a consumer, to the shells of its partitions."""
 
+    @property
+    def in_batches(self) -> bool:
+        """True if sessions are to hand out batches."""
+        ...
+
     def hand_out(self, shell: Any, messages: list[Message]) -> None:
         """Accept messages that no worker has asked for."""
         ...
@@ -121,10 +126,9 @@ class SessionDispatch(Protocol):
         """Note that this partition is being handed over."""
         ...
 
-    @property
-    def spare_capacity(self) -> int:
-        """The number of messages for which a worker is free; if negative, the number of messages
-        that wait for one.
+    def count_spare(self, shell: Any) -> int:
+        """Return for how many messages a worker is free; if negative, how many messages wait for
+        one.
         """
         ...
 
@@ -239,6 +243,7 @@ class SessionShell:
             has_ancestors=bool(grant.partition.parents) and not settings.broadcast,
             acked=acked,
             is_superfluous=is_superfluous,
+            in_batches=dispatch.in_batches,
         )
         self.begin_until_s = 0.0
         """The time of the boot clock from which no handler may begin; 0.0: none may begin now."""
@@ -294,6 +299,8 @@ class SessionShell:
 
     def ask(self, event: Event) -> list[Message]:
         """Give the session a worker's event, and return what it hands out."""
+        if self.ended.is_set():
+            return []
         state = self.state
         if self.is_shared:
             self._count_workers(event)
@@ -323,7 +330,7 @@ class SessionShell:
             self._tell_free(0)
 
     def _tell_free(self, arriving: int) -> None:
-        free = self._dispatch.spare_capacity - arriving
+        free = self._dispatch.count_spare(self) - arriving
         if free != self.state.flights.pull_size.free:
             self.ask(WorkersFree(free))
 
@@ -691,7 +698,8 @@ class SessionShell:
     def stop(self) -> None:
         """Pull nothing more, and start no more handlers."""
         self._is_stopping = True
-        self._dispatch.forget(self)
+        if not self.ended.is_set():
+            self._dispatch.forget(self)
         self.feed(Stopped(self.settings.handover_ms))
 
     async def wait_quiet(self) -> None:
@@ -723,7 +731,12 @@ class SessionShell:
         self.begin_until_s = 0.0
 
     def _close(self) -> None:
+        if self.ended.is_set():
+            return
         self.ended.set()
+        # The garbage collector does not track messages: one that a handler stores would otherwise
+        # keep the handler, and so the consumer, alive forever.
+        del self._dispatch
         self._quiet.set()
         self._turn_left.set()
         self._set_timer(NEVER)

@@ -25,6 +25,7 @@ class WorkerTask:
     __slots__ = (
         "cancelled_message",
         "message",
+        "messages",
         "timeout_check",
         "checked_message",
         "checked_attempt",
@@ -35,7 +36,9 @@ class WorkerTask:
 
     def __init__(self) -> None:
         self.message: Message | None = None
-        """The message whose handler is running."""
+        """The message whose handler is running; of a batch, the first one."""
+        self.messages: list[Message] | None = None
+        """The batch whose handler is running; None if it is a handler of one message."""
         self.cancelled_message: Message | None = None
         """The message whose handler was asked to cancel, until the request is withdrawn."""
         self.task: asyncio.Task[None] | None = None
@@ -169,7 +172,7 @@ def check_worker(
     ):
         running_ms = now_ms - worker.checked_since_ms
         if running_ms >= HANGS_MS:
-            failure = failure_rules.build_hang_failure(_describe_hang(message), message.attempt)
+            failure = failure_rules.build_hang_failure(_describe_hang(worker), message.attempt)
             message.delivery.report_hang(message, failure, running_ms)  # type: ignore[union-attr]
         return handler_log.record_running(message, worker.checked_since_ms, now_ms)
     worker.checked_message = message
@@ -178,8 +181,8 @@ def check_worker(
     return None if checked_message is None else handler_log.record_stopped(checked_message, now_ms)
 
 
-def _describe_hang(message: Message) -> str:
-    batch: Any = message
-    if not isinstance(batch, Batch):
+def _describe_hang(worker: WorkerTask) -> str:
+    batch: Any = worker.message if worker.messages is None else worker.messages
+    if not isinstance(batch, Batch | list):
         return "its handler has not returned"
     return f"the handler of its batch of {counted(len(batch), 'message')} has not returned"

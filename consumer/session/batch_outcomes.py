@@ -102,13 +102,13 @@ def serve_awaited_batch(session: PartitionSession, batch: MessageBatch, now_ms: 
     elif now_ms < session.tenure.until_ms and session.tenure.fence is None:
         give(session, batch)
     else:
+        first = batch.messages[0]
+        session.output.notes.append(Note(NoteKind.LOST, first.offset, len(batch.messages)))
         _lose(session, batch)
 
 
 def _lose(session: PartitionSession, batch: MessageBatch) -> None:
     """A batch was acked before its handler, which has failed or will not start."""
-    first = batch.messages[0]
-    session.output.notes.append(Note(NoteKind.LOST, first.offset, len(batch.messages)))
     session.acks.failing.forget(batch.ref)
     session.intake.held -= len(batch.messages)
     finish(session, batch)
@@ -127,6 +127,7 @@ def on_batch_failed(session: PartitionSession, event: BatchFailed, now_ms: int) 
         alone = MessageFailed(first, failure, event.asked_ms, event.is_asked)
         on_failed(session, alone, now_ms)
     elif session.settings.ack is AckMode.BEFORE and is_own(session, first):
+        session.output.notes.append(FailureOutcome(first, Treatment.LOST))
         _lose(session, batch)
     elif not (session.tenure.is_live and now_ms < session.tenure.until_ms):
         _give_to_next_owner(session, batch, event, now_ms)

@@ -188,4 +188,4 @@ _APPLY: dict[type, Callable[[PartitionSession, Any, int], None]] = {
     TurnTaken: _on_turn_taken,
     Tick: _on_tick,
 }
-_SHORT = frozenset({WorkWanted, RunEnded, MessagesHandled})
+_SHORT = frozenset({WorkWanted, RunEnded, MessagesHandled, BatchHandled})

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from keylane.consumer.client import Consumer
-from keylane.consumer.dispatch.handler import HandlerDispatch
+from keylane.consumer.dispatch.workers import WorkerPool
 from keylane.consumer.handling.workers import Workers
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
@@ -385,8 +385,8 @@ class ConsumerHost(Host):
         if consumer is None or not self.running or self.process.paused:
             return False
         workers = consumer._dispatcher
-        if isinstance(workers, HandlerDispatch):
-            if not workers._given and not workers._offers:
+        if isinstance(workers, WorkerPool):
+            if not workers.has_jobs:
                 return False
         elif not isinstance(workers, Workers) or not workers._lanes.has_waiting:
             return False

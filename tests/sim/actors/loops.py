@@ -13,8 +13,11 @@ from typing import Any
 
 from keylane.checker.events import SetAside
 from keylane.consumer.client import Consumer
+from keylane.consumer.dispatch.workers import WorkerPool
 from keylane.consumer.handling.arrow_batch import ArrowBatch
 from keylane.consumer.handling.stream import Stream
+from keylane.consumer.pulling.pull_client import PullClient
+from keylane.consumer.session_shell import SessionShell
 from keylane.consumer.settings import FailurePolicy
 from keylane.protocol.errors import ClosedError, KeylaneError
 from keylane.protocol.message import EDITED_PROPERTY, Message
@@ -179,15 +182,18 @@ class LoopingHost(ConsumerHost):
         """Note that a message fails for the last time under "dead": later ones of its key go on
         before its broker has it.
         """
-        failing: Any = None if consumer is None else consumer._dispatcher._failure_rules  # type: ignore[union-attr]
-        if failing is not None and failing.is_last_try(message) and not failing.parks(message):
-            self._note_alone(message)
+        if consumer is None:
+            return
+        workers: Any = consumer._dispatcher
+        is_pool = isinstance(workers, WorkerPool)
+        failing = workers.failures.rules if is_pool else workers._failure_rules
+        if failing.is_last_try(message) and not failing.parks(message):
+            self._note_alone(message.partition_id, message.fencing_token, message.offset)
 
-    def _note_alone(self, message: Message) -> None:
-        place = message.partition_id, message.fencing_token, message.offset
-        self._buried.add(place)
-        ranges = ((message.offset, message.offset + 1),)
-        self._record(SetAside(self.group, *place[:2], ranges, alone=True))
+    def _note_alone(self, partition_id: int, token: int, offset: int) -> None:
+        self._buried.add((partition_id, token, offset))
+        ranges = ((offset, offset + 1),)
+        self._record(SetAside(self.group, partition_id, token, ranges, alone=True))
 
     def _watch_burials(self, consumer: Consumer) -> None:
         """Note what a consumer buries without asking its program: a message at which processes have
@@ -201,21 +207,42 @@ class LoopingHost(ConsumerHost):
 
             def made(grant: Any) -> Any:
                 client = make(grant)
-                dead_letter = client.dead_letter
-
-                def buried(message: Message, failure: Any) -> None:
-                    place = message.partition_id, message.fencing_token, message.offset
-                    if place not in self._buried:
-                        self._note_alone(message)
-                    dead_letter(message, failure)
-
-                client.dead_letter = buried  # type: ignore[method-assign]
+                if isinstance(client, SessionShell):
+                    self._watch_session(client)
+                else:
+                    self._watch_client(client)
                 return client
 
             assignments._new_client = made  # type: ignore[method-assign]
             return assignments
 
         consumer._new_assignments = watched  # type: ignore[method-assign]
+
+    def _watch_client(self, client: PullClient) -> None:
+        dead_letter = client.dead_letter
+
+        def buried(message: Message, failure: Any) -> None:
+            place = message.partition_id, message.fencing_token, message.offset
+            if place not in self._buried:
+                self._note_alone(*place)
+            dead_letter(message, failure)
+
+        client.dead_letter = buried  # type: ignore[method-assign]
+
+    def _watch_session(self, shell: SessionShell) -> None:
+        ask = shell.ask
+
+        def asked(event: Any) -> list[Message]:
+            messages = ask(event)
+            for park in shell.state.parking._unstored_parks():
+                for start, end in park.ranges if park.key is None else ():
+                    for offset in range(start, end):
+                        place = shell.partition_id, shell.token, offset
+                        if place not in self._buried:
+                            self._note_alone(*place)
+            return messages
+
+        shell.ask = asked  # type: ignore[method-assign]
 
     def _check_poison(self, message: Message) -> None:
         try:

@@ -21,10 +21,10 @@ from keylane.consumer.session.events import (
     WindowRead,
     WorkWanted,
 )
+from keylane.consumer.session.failure import Treatment
 from keylane.consumer.session.ready import (
     CancelHandlers,
-    Note,
-    NoteKind,
+    FailureOutcome,
     ReadWindow,
     Ready,
     SendChanges,
@@ -365,7 +365,7 @@ def test_batch_acked_before_is_lost_when_its_handler_fails():
     steps.take()
     batch = steps.ack(2).hand_out
     steps.failed(batch)
-    assert steps.ready.notes == (Note(NoteKind.LOST, 0, 2),)
+    assert steps.ready.notes == (FailureOutcome(batch[0], Treatment.LOST),)
     assert steps.session.intake.held == 0
     assert not steps.session.lanes.busy
 

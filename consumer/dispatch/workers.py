@@ -1,0 +1,493 @@
+"""
+The workers of a consumer: tasks that take what partition sessions hand out.
+
+    idle ─▶ woken ─▶ a turn: `WorkerJobs` takes and handles ─▶ idle, or the next turn
+                       ╰─ a handler raised ─▶ settle ─┬─ its attempt has failed
+                                                      ├─ cancelled for a hand-over: goes back
+                                                      ╰─ the worker ends, or its consumer
+
+Cancelling
+    Cancelling a handler means cancelling its worker's task. asyncio counts such requests
+    (`Task.cancelling`) until they are withdrawn (`Task.uncancel`). The worker withdraws all of them
+    as soon as the handler has ended: a pending request would break task groups and timeouts in
+    later handlers. The worker itself ends when its consumer closes, or with the event loop, whose
+    shutdown also cancels `_sentinel`, which handlers cannot reach. At any other time a
+    CancelledError is either for the hand-over of `cancelled_message`, or raised by the handler
+    itself, which counts as a failure.
+
+Invariant
+    A worker ends only with its consumer, no matter what a handler raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from ...protocol.clock import Clock, boot_seconds
+from ...protocol.errors import HandlerTimeoutError, Reason, UsageError
+from ...protocol.message import Message
+from ...rpc.race import start_task
+from ..handling.failing import FailureRules
+from ..handling.handler_log import HandlerLog
+from ..handling.not_acked import is_signal
+from ..handling.worker_task import (
+    IdleWorkers,
+    WorkerTask,
+    check_worker,
+    current_task,
+    is_coroutine_closed,
+)
+from ..log_names import message_name
+from ..session.ready import FailureOutcome
+from ..settings import AckMode, ConsumerSettings
+from .failed_attempts import FailedAttempts, log_line
+from .offers import OfferingShell, PartitionOffers
+
+log = logging.getLogger("keylane.consumer")
+TURN_S = 0.005
+"""The time in seconds after which a worker yields, so that heartbeats and answers have a turn."""
+CANCEL_WARN_MS = 5_000
+"""How long after its normal time limit, in milliseconds, a cancelled handler may keep running
+before a warning is logged.
+"""
+CANCELLED_WAIT_S = 1.0
+"""How long after an outside cancellation of a worker, in seconds, the consumer closes, unless the
+whole program has ended by then.
+"""
+TIMEOUT_CHECK_S = 1.0
+TIMEOUT_CHECKS = 20
+"""How often handlers are checked within their timeout, but never more than once per
+TIMEOUT_CHECK_S.
+"""
+
+
+class Worker(WorkerTask):
+    """What one worker has."""
+
+    __slots__ = ("shell",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shell: OfferingShell | None = None
+        """The partition of `message`."""
+
+
+class WorkerJobs(Protocol):
+    """What the workers of a pool take, and what becomes of it."""
+
+    in_batches: bool
+    """True: sessions hand out batches."""
+
+    @property
+    def given_count(self) -> int:
+        """How many messages or batches were handed out and have no worker."""
+        ...
+
+    def accept(self, shell: OfferingShell, messages: list[Message]) -> None:
+        """Accept what a session has handed out, and wake workers for it."""
+        ...
+
+    def next_job(self, worker: Worker) -> Coroutine[Any, Any, None] | None:
+        """Return what a worker does next; None: there is nothing."""
+        ...
+
+    def fail(self, worker: Worker, error: BaseException) -> None:
+        """Report the failed attempt of what a worker has."""
+        ...
+
+    def give_back(self, worker: Worker) -> None:
+        """Return what a worker has to its session; no attempt counts."""
+        ...
+
+    def give_back_given(self, shell: OfferingShell) -> None:
+        """Return what a partition has handed out and no worker has."""
+        ...
+
+
+class WorkerPool:
+    """
+    The workers of one consumer, to its shells and to the consumer.
+
+    Args:
+        make_jobs: makes what the workers take, for this pool.
+        runner: the phrase that log lines use for the handler.
+        handover_ms: how long running handlers may take when their partition is handed over.
+        on_crash: called with a fatal error, which closes the consumer.
+        handler_timeout_ms: a handler that runs for longer is cancelled, at most a tenth later; 0:
+            no limit.
+        cancels: False: handlers run in threads, so they cannot be cancelled and are only reported
+            as failed.
+        ordered: False: no message waits for another one of its key.
+    """
+
+    def __init__(
+        self,
+        make_jobs: Callable[[WorkerPool], WorkerJobs],
+        *,
+        concurrency: int,
+        handover_ms: int,
+        clock: Clock,
+        on_crash: Callable[[BaseException], None],
+        failure_rules: FailureRules,
+        runner: str = "handler",
+        handler_timeout_ms: int = 0,
+        cancels: bool = True,
+        ordered: bool = True,
+    ) -> None:
+        self._handover_ms = handover_ms
+        self._on_crash = on_crash
+        self._timeout_ms = handler_timeout_ms
+        self._cancels = cancels
+        self._timeout_check: asyncio.TimerHandle | None = None
+        self.readings = boot_seconds(clock)
+        """Readings of the boot clock in seconds, without end."""
+        self.boot_ms = clock.boot_ms
+        self.failures = FailedAttempts(
+            failure_rules, HandlerLog(runner=runner, ordered=ordered), boot_ms=clock.boot_ms
+        )
+        self.idle = IdleWorkers()
+        self.offers = PartitionOffers(
+            concurrency,
+            boot_ms=clock.boot_ms,
+            wake=self.idle.wake_one,
+            count_free=lambda: sum(worker.message is None for worker in self.workers),
+        )
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+        self._sentinel = start_task(asyncio.Event().wait(), name="end of the event loop")
+        """A task that waits forever, and is cancelled only when all tasks are."""
+        self.workers = [Worker() for _ in range(concurrency)]
+        self._jobs = make_jobs(self)
+        for index, worker in enumerate(self.workers):
+            worker.task = start_task(self._run(worker), name=f"handler {index}")
+
+    def apply_settings(self, settings: ConsumerSettings) -> None:
+        """Apply new settings for failing messages, which sessions have been told already."""
+        self.failures.rules.apply_settings(settings)
+
+    def pause(self, partition_id: int) -> None:
+        """Nothing: the session hands out nothing while its partition is paused."""
+
+    def resume(self, partition_id: int) -> None:
+        """Nothing: the session offers its messages again."""
+
+    # ── shared groups ─────────────────────────────────────────────────────────────────────────────
+    @property
+    def on_idle(self) -> Callable[[], None] | None:
+        """The callback for a worker that becomes idle."""
+        return self.idle.on_idle
+
+    @on_idle.setter
+    def on_idle(self, call: Callable[[], None] | None) -> None:
+        self.idle.on_idle = call
+
+    def count_spare(self, shell: OfferingShell) -> int:
+        """Return for how many messages a worker is free; if negative, how many messages wait for
+        one.
+        """
+        per_worker = shell.state.settings.max_records if self.in_batches else 1
+        return self.offers.count_spare(self._jobs.given_count, per_worker)
+
+    # ── called by shells ──────────────────────────────────────────────────────────────────────────
+    @property
+    def in_batches(self) -> bool:
+        """True if sessions are to hand out batches."""
+        return self._jobs.in_batches
+
+    def hand_out(self, shell: OfferingShell, messages: list[Message]) -> None:
+        """Accept messages that no worker has asked for."""
+        self._jobs.accept(shell, messages)
+
+    def offer(self, shell: OfferingShell) -> None:
+        """Note that a worker that asks this partition may get something."""
+        self.offers.add(shell)
+
+    def cancel(self, shell: OfferingShell) -> None:
+        """Cancel the handlers that have messages of a partition, and return what has no worker."""
+        self._jobs.give_back_given(shell)
+        for worker in self.workers:
+            if worker.shell is shell and worker.message is not None:
+                worker.cancel_handler()
+
+    def note_outcome(self, outcome: FailureOutcome) -> None:
+        """Note what becomes of a failed message, for the log."""
+        self.failures.note_outcome(outcome)
+
+    def forget(self, shell: OfferingShell) -> None:
+        """Note that a partition is being handed over: it offers nothing more, and its failed
+        messages are given up, except those in handlers.
+        """
+        self.offers.remove(shell)
+        running = {id(worker.message) for worker in self.workers if worker.message is not None}
+        if shell.state.settings.ack is not AckMode.BEFORE:  # others are acked: nobody gets them
+            self._jobs.give_back_given(shell)
+        lines = self.failures.lines.record_all_given_up(
+            lambda each: (
+                each.delivery is not None
+                and getattr(each.delivery, "client", None) is shell
+                and id(each) not in running
+            ),
+            self.boot_ms(),
+        )
+        for line in lines:
+            log_line(line)
+
+    # ── workers ───────────────────────────────────────────────────────────────────────────────────
+    @property
+    def has_jobs(self) -> bool:
+        """True if a worker may get something."""
+        return bool(self._jobs.given_count or self.offers.ready)
+
+    def is_alone(self, worker: Worker) -> bool:
+        """Return True if no other worker has a message."""
+        if len(self.idle.waiting) >= len(self.workers) - 1:
+            return True
+        return all(other.message is None for other in self.workers if other is not worker)
+
+    async def _run(self, worker: Worker) -> None:
+        try:
+            while True:
+                try:
+                    await self._take_turns(worker)
+                except (GeneratorExit, RuntimeError) as error:
+                    self._recover_from_close(worker, error)
+        except GeneratorExit:
+            raise
+        except asyncio.CancelledError:
+            self._jobs.give_back(worker)
+            if not self._closed:
+                # Probably the program and its event loop are ending. If not, end the consumer,
+                # because it must not continue without a worker.
+                self._loop.call_later(CANCELLED_WAIT_S, self._on_cancelled)
+            raise
+        except BaseException as error:
+            try:
+                self._record_crash(worker, error)
+            finally:
+                self._jobs.give_back(worker)
+                self._on_crash(error)
+            if not isinstance(error, KeyboardInterrupt | SystemExit):
+                raise  # these two would end the event loop before the hand-over
+
+    async def _take_turns(self, worker: Worker) -> None:
+        jobs, readings = self._jobs, self.readings
+        turn_until_s = 0.0
+        while True:
+            job = jobs.next_job(worker)
+            if job is not None:
+                await job
+            if self.is_ending:
+                raise asyncio.CancelledError  # a handler has swallowed it
+            is_idle = not self.has_jobs
+            if not is_idle and next(readings) < turn_until_s:
+                continue
+            try:
+                await (self.idle.wait() if is_idle else asyncio.sleep(0))
+            except asyncio.CancelledError:
+                if self.is_ending:
+                    raise
+                # A handler that has ended left the request behind, from a timer or another task.
+                worker.uncancel()
+            turn_until_s = next(readings) + TURN_S
+
+    # ── handlers that end with an error ───────────────────────────────────────────────────────────
+    async def settle(self, worker: Worker, error: BaseException) -> None:
+        """
+        Decide about the error of a worker's handler, and report what its message's attempt is.
+
+        Raises:
+            BaseException: `error`, if it ends the worker or closes the consumer.
+        """
+        message = worker.message
+        is_closed = is_coroutine_closed(error)
+        is_timed_out = self._cancels and worker.timed_out_message is message and not is_closed
+        if is_timed_out and isinstance(error, Exception | asyncio.CancelledError):
+            if self.is_ending:
+                raise error
+            if not isinstance(error, HandlerTimeoutError):
+                error = self._timeout_error(error)
+        if isinstance(error, asyncio.CancelledError):
+            if self.is_ending:
+                raise error
+            if worker.cancelled_message is message:
+                assert message is not None
+                worker.uncancel()
+                self._jobs.give_back(worker)
+                log_line(self.failures.lines.record_given_up(message, self.boot_ms()))
+                return
+        assert worker.task is not None
+        if (is_timed_out or worker.task.cancelling()) and not is_closed:
+            with contextlib.suppress(asyncio.CancelledError, HandlerTimeoutError):
+                await self.absorb_cancels(worker)
+            if self.is_ending:
+                raise error
+        worker.timed_out_message = None
+        if is_closed or not isinstance(error, Exception | asyncio.CancelledError):
+            raise error  # `_run`, the worker's outermost coroutine, handles it
+        self._jobs.fail(worker, error)
+
+    def _recover_from_close(self, worker: Worker, error: BaseException) -> None:
+        """
+        Recover after a task that a handler awaited has ended with a GeneratorExit.
+
+        The event loop then closes every coroutine that awaits the task, up to the worker's
+        outermost coroutine, which may continue.
+
+        Raises:
+            BaseException: `error`, if it is of another kind, or if the worker's own coroutine is
+                being closed.
+        """
+        must_end = self._closed or worker.message is None or current_task() is not worker.task
+        if must_end or not is_coroutine_closed(error):
+            raise error
+        self._jobs.fail(worker, error)
+
+    def _record_crash(self, worker: Worker, error: BaseException) -> None:
+        """Report the attempt of a handler whose error closes the consumer, so that the next owner
+        continues the count.
+        """
+        if worker.message is not None and not isinstance(error, Exception) and not is_signal(error):
+            self._jobs.fail(worker, error)
+
+    def _on_cancelled(self) -> None:
+        if not self._closed:
+            self._on_crash(UsageError(Reason.WORKER_CANCELLED))
+
+    @property
+    def is_ending(self) -> bool:
+        """True if workers must end themselves, not just their handlers."""
+        return self._closed or self._sentinel.done() or bool(self._sentinel.cancelling())
+
+    async def absorb_cancels(self, worker: Worker) -> None:
+        """
+        Withdraw cancel requests that are pending when a handler ends.
+
+        Raises:
+            CancelledError: a request was not delivered yet; it counts as a failure of this handler,
+                not of a later one.
+            HandlerTimeoutError: the handler was cancelled because it timed out, but returned
+                normally.
+        """
+        assert worker.task is not None
+        if self.is_ending:
+            # The handler has swallowed the request: make the worker's next await raise it.
+            worker.task.cancel()
+            return
+        try:
+            await asyncio.sleep(0)
+        finally:
+            if not self.is_ending:
+                worker.uncancel()
+        is_timed_out = worker.timed_out_message is not None
+        if self._cancels and is_timed_out and worker.timed_out_message is worker.message:
+            raise self._timeout_error()
+
+    # ── handlers that take too long ───────────────────────────────────────────────────────────────
+    def watch_timeouts(self) -> None:
+        """Schedule timeout checks while there are messages to handle."""
+        if self._timeout_ms and self._timeout_check is None and not self._closed:
+            interval_s = min(TIMEOUT_CHECK_S, self._timeout_ms / 1000 / TIMEOUT_CHECKS)
+            self._timeout_check = self._loop.call_later(interval_s, self._check_timeouts)
+
+    def _check_timeouts(self) -> None:
+        self._timeout_check = None
+        now_ms = self.boot_ms()
+        for worker in self.workers:
+            running_ms = worker.measure_running_ms(now_ms)
+            if running_ms >= self._timeout_ms and worker.timed_out_message is None:
+                self._time_out(worker)
+        if self.has_jobs or any(each.message for each in self.workers):
+            self.watch_timeouts()
+
+    def _time_out(self, worker: Worker) -> None:
+        """Cancel a handler that has exceeded its timeout, unless a hand-over has already cancelled
+        it or it runs in a thread.
+        """
+        message = worker.message
+        assert message is not None
+        if worker.cancelled_message is not None:
+            return
+        if self._cancels:
+            worker.cancel_handler()
+        else:
+            failure = self.failures.rules.build_failure(self._timeout_error(), message.attempt)
+            message.delivery.report_hang(message, failure, self._timeout_ms)  # type: ignore[union-attr]
+            log.warning(
+                "%s has been in a thread for longer than handler_timeout_ms (%d ms); a thread "
+                "cannot be cancelled, so its key and its thread wait until the handler returns",
+                message_name(message),
+                self._timeout_ms,
+            )
+        worker.timed_out_message = message
+
+    def _timeout_error(self, cause: BaseException | None = None) -> HandlerTimeoutError:
+        error = HandlerTimeoutError(
+            f"the handler did not return within {self._timeout_ms} ms", timeout_ms=self._timeout_ms
+        )
+        error.__cause__ = None if isinstance(cause, asyncio.CancelledError) else cause
+        return error
+
+    def check_long_running(self) -> None:
+        """Log and report long-running handlers, and log the summary of failing messages. Call this
+        about once a second.
+        """
+        now_ms = self.boot_ms()
+        lines, rules = self.failures.lines, self.failures.rules
+        for worker in self.workers:
+            if worker.message is not None or worker.checked_message is not None:
+                log_line(check_worker(worker, lines, rules, now_ms))
+        log_line(lines.build_summary(now_ms))
+
+    # ── the end ───────────────────────────────────────────────────────────────────────────────────
+    def is_ending_worker(self, task: asyncio.Task[Any] | None) -> bool:
+        """Return True if `task` is a worker's task and the worker must end itself, not just its
+        handler.
+        """
+        return self.is_ending and self.is_worker_task(task)
+
+    def is_worker_task(self, task: asyncio.Task[Any] | None) -> bool:
+        """Return True if `task` is a worker's task, in which its handler runs."""
+        return any(worker.task is task for worker in self.workers)
+
+    async def quiesce(self, shell: OfferingShell) -> None:
+        """
+        Wait for the running handlers of a partition that is being handed over.
+
+        Its session has them cancelled after `handover_ms`, or when the lease ends.
+        """
+        self.forget(shell)
+        timeout_ms = self._handover_ms
+        warn_ms = max(timeout_ms, CANCEL_WARN_MS)
+        try:
+            async with asyncio.timeout((timeout_ms + warn_ms) / 1000):
+                await shell.wait_quiet()
+        except TimeoutError:
+            for worker in self.workers:
+                if worker.shell is shell and worker.message is not None:
+                    log.warning(
+                        "handler of %s was cancelled %d ms ago and is still running; the "
+                        "hand-over waits for it",
+                        message_name(worker.message),
+                        warn_ms,
+                    )
+            await shell.wait_quiet()
+        for worker in self.workers:
+            if worker.shell is shell and worker.cancelled_message is not None:
+                worker.uncancel()
+
+    async def close(self) -> None:
+        """Stop all workers."""
+        self._closed = True
+        log_line(self.failures.lines.build_summary(self.boot_ms(), last=True))
+        self.offers.close()
+        if self._timeout_check is not None:
+            self._timeout_check.cancel()
+        tasks: list[asyncio.Task[Any]] = [self._sentinel]
+        tasks += [worker.task for worker in self.workers if worker.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,337 @@
+"""Workers with the session of a partition, whose broker answers everything at once, in real or in
+virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from keylane.consumer.dispatch.batch import BatchJobs
+from keylane.consumer.dispatch.handler import MessageJobs
+from keylane.consumer.dispatch.workers import WorkerPool
+from keylane.consumer.handling.failing import FailureRules
+from keylane.consumer.session.events import (
+    BatchHandled,
+    Event,
+    KeysListed,
+    LeaseGranted,
+    MessageHangs,
+    MessagesHandled,
+    OperatorChanged,
+    Paused,
+    Pulled,
+    ReleaseAllowed,
+    Stopped,
+    Tick,
+    WindowRead,
+)
+from keylane.consumer.session.ready import (
+    CancelHandlers,
+    FailureOutcome,
+    Note,
+    ReadWindow,
+    Request,
+    SendChanges,
+)
+from keylane.consumer.session.state import PartitionSession
+from keylane.consumer.session.step import step
+from keylane.consumer.session.tenure import NEVER
+from keylane.consumer.settings import ConsumerSettings
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.clock import Clock, SystemClock
+from keylane.protocol.frames import (
+    Ack,
+    Acked,
+    Acquire,
+    Acquired,
+    ListParked,
+    ParkedChanged,
+    Pull,
+    Release,
+    Released,
+)
+from keylane.protocol.message import Message
+from keylane.protocol.offsets import AckedOffsets
+from keylane.protocol.parked import Failure, Park, ParkedKeyRow, ParkState
+
+TOKEN = 5
+LEASE_MS = 600_000
+GROUP = "billing"
+KINDS = {bytes: "parked", type(None): "buried", int: "retried"}
+"""What becomes of a message, by the kind of the key under which it is parked."""
+
+
+class GivenBatch:
+    """Messages that have arrived together, and are made when they are next."""
+
+    def __init__(self, delivery: Any, keys: tuple[bytes, ...], start: int) -> None:
+        self.start = start
+        self.end = start + len(keys)
+        self._delivery = delivery
+        self._keys = keys
+
+    def open(self) -> list[Message]:
+        partition_id = self._delivery.partition_id
+        return [
+            Message("s", key, b"", self.start + index, partition_id, TOKEN, delivery=self._delivery)
+            for index, key in enumerate(self._keys)
+        ]
+
+
+class RedrivenDelivery:
+    """The delivery of redriven messages."""
+
+    is_apart = True
+
+    def __init__(self, shell: SteppedShell, partition_id: int, *, is_loose: bool = False) -> None:
+        self.client = shell
+        self.group = shell.group
+        self.partition_id = partition_id
+        self.is_loose = is_loose
+
+
+class SteppedShell:
+    """
+    The session of a partition with its timer, and in place of its broker one that has answered by
+    the next iteration of the event loop.
+
+    Args:
+        pool: the workers.
+        answers_acks: False: an ack has no answer until `answer_acks`.
+        attempts: the failed tries under earlier owners, as (offset, tries).
+    """
+
+    is_apart = is_loose = False
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        settings: ConsumerSettings,
+        *,
+        partition_id: int = 1,
+        clock: Clock | None = None,
+        answers_acks: bool = True,
+        attempts: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        self.partition_id = self.leased_id = partition_id
+        self.group = GROUP
+        self.client = self
+        self.begin_until_s = 0.0
+        self.handled: list[Message] = []
+        self.ended: list[int] = []
+        """The offsets of messages in the order in which they were reported as handled."""
+        self.acked = AckedOffsets()
+        self.set_aside: list[tuple[str, int, list[int], Failure]] = []
+        """How, the offset that failed, those behind it, and why."""
+        self.hanging: list[tuple[int, str, int, int]] = []
+        """(offset, what, failed tries, milliseconds), as told."""
+        self.notes: list[Note] = []
+        self._redriven: list[Message] = []
+        """What an operator has redriven, and was not read yet."""
+        self._version = 0
+        self._pool = pool
+        self._attempts = attempts
+        self._answers_acks = answers_acks
+        self._unanswered: list[Ack] = []
+        self._boot_ms = (clock or SystemClock()).boot_ms
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = NEVER
+        self._quiet = asyncio.Event()
+        self._end = 0
+        self._arrived: list[GivenBatch] = []
+        """What was not pulled yet."""
+        self._is_pulling = False
+        lease = (partition_id, GROUP, "session", TOKEN)
+        self.state = PartitionSession(
+            lease, settings, random.Random(1), in_batches=pool.in_batches, has_callbacks=True
+        )
+        self.feed(LeaseGranted(self._boot_ms() + LEASE_MS))
+
+    # ── as a shell ────────────────────────────────────────────────────────────────────────────────
+    def feed(self, event: Event) -> None:
+        messages = self.ask(event)
+        may_begin = self.state.tenure.may_hand_out(self._boot_ms())
+        self.begin_until_s = math.inf if may_begin else 0.0
+        if messages:
+            self._pool.hand_out(self, messages)
+
+    def ask(self, event: Event) -> list[Message]:
+        if isinstance(event, MessagesHandled | BatchHandled):
+            self.ended += [message.offset for message in event.messages]
+        ready = step(self.state, event, self._boot_ms())
+        for note in ready.notes:
+            if isinstance(note, FailureOutcome):
+                self._pool.note_outcome(note)
+            else:
+                self.notes.append(note)
+        for request in ready.requests:
+            if isinstance(request, CancelHandlers):
+                self._pool.cancel(self)
+            else:
+                asyncio.get_running_loop().call_soon(self._answer, request)
+        self._set_timer(ready.wait_until_ms)
+        if ready.has_more:
+            self._pool.offer(self)
+        if not self.state.tenure.is_live:
+            self.begin_until_s = 0.0
+            if self.state.lanes.is_idle:
+                self._quiet.set()
+        return ready.hand_out
+
+    def _set_timer(self, until_ms: int) -> None:
+        if until_ms == self._timer_ms:
+            return
+        self._timer_ms = until_ms
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if until_ms < NEVER:
+            wait_s = max(0, until_ms - self._boot_ms()) / 1_000
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer_ms = NEVER
+        self.feed(Tick())
+
+    async def wait_quiet(self) -> None:
+        await self._quiet.wait()
+
+    def report_hang(self, message: Message, why: Failure, running_ms: int) -> None:
+        self.hanging.append((message.offset, why.text, why.attempts, running_ms))
+        self.feed(MessageHangs(message, why, running_ms))
+
+    # ── as the broker ─────────────────────────────────────────────────────────────────────────────
+    def _answer(self, request: Request) -> None:
+        if isinstance(request, Acquire):
+            self.feed(Acquired(0, (), 0, False, self._attempts))
+        elif isinstance(request, Ack):
+            self._unanswered.append(request)
+            if self._answers_acks:
+                self.answer_acks()
+        elif isinstance(request, Pull):
+            self._is_pulling = True
+            self._answer_pull()
+        elif isinstance(request, SendChanges):
+            self._note_changes(request)
+            self.feed(ParkedChanged(1))
+        elif isinstance(request, ListParked):
+            keys = dict.fromkeys(each.key for each in self._redriven)
+            rows = [ParkedKeyRow(key, ParkState.REDRIVING, len(self._redriven)) for key in keys]
+            self.feed(KeysListed(self._version, rows))
+        elif isinstance(request, ReadWindow):
+            messages = [each for each in self._redriven if each.key == request.key]
+            self._redriven = [each for each in self._redriven if each.key != request.key]
+            self.feed(WindowRead(request.number, messages))
+        elif isinstance(request, Release):
+            self.feed(Released())
+
+    def _answer_pull(self) -> None:
+        if self._is_pulling and self._arrived:
+            self._is_pulling = False
+            arrived, self._arrived = self._arrived, []
+            self.feed(Pulled(arrived, self._end, self._end))
+
+    def answer_acks(self) -> None:
+        """Answer the acks that wait for it."""
+        answered, self._unanswered = self._unanswered, []
+        for ack in answered:
+            for start, end in ack.ranges:
+                self.acked.add(start, end)
+            self.feed(Acked(self.acked.cursor))
+
+    def _note_changes(self, request: SendChanges) -> None:
+        for change in request.changes:
+            if isinstance(change, Park) and change.failure is not None:
+                offsets = [each for start, end in change.ranges for each in range(start, end)]
+                how = KINDS[type(change.key)]
+                self.set_aside.append((how, offsets[0], offsets[1:], change.failure))
+
+    # ── what a test does ──────────────────────────────────────────────────────────────────────────
+    def give(self, *keys: bytes) -> None:
+        """Have a message of each key arrive."""
+        self._end += len(keys)
+        self._arrived.append(GivenBatch(self, keys, self._end - len(keys)))
+        self._answer_pull()
+
+    def redrive(self, key: bytes, *offsets: int, partition_id: int, is_loose: bool = False) -> None:
+        """Have an operator redrive messages that a partition stores."""
+        delivery: Any = RedrivenDelivery(self, partition_id, is_loose=is_loose)
+        self._redriven += [
+            Message("s", key, b"", offset, partition_id, TOKEN, delivery=delivery)
+            for offset in offsets
+        ]
+        self._version += 1
+        self.feed(OperatorChanged(self._version))
+
+    def pause(self) -> None:
+        """Pause the partition."""
+        self.feed(Paused(True))
+
+    def resume(self) -> None:
+        """Resume the partition."""
+        self.feed(Paused(False))
+
+    async def hand_over(self, *, grace_ms: int = 0) -> None:
+        """Hand the partition over: its handlers end first."""
+        self._pool.forget(self)
+        self.feed(Stopped(grace_ms))
+        await self._pool.quiesce(self)
+        self.feed(ReleaseAllowed())
+
+    @property
+    def held(self) -> int:
+        """The number of messages that have arrived and have not ended."""
+        return self.state.intake.held
+
+
+class WorkerStory:
+    """
+    The workers of one consumer and its first partition.
+
+    Args:
+        settings: of the consumer.
+    """
+
+    def __init__(
+        self,
+        handler: Callable[[Any], Any],
+        *,
+        batched: bool = True,
+        clock: Clock | None = None,
+        handover_ms: int = 0,
+        handler_timeout_ms: int = 0,
+        cancels: bool = True,
+        concurrency: int = 4,
+        answers_acks: bool = True,
+        attempts: tuple[tuple[int, int], ...] = (),
+        **settings: Any,
+    ) -> None:
+        settings = {"max_records": 8, "handler_backoff": Backoff(first_ms=1, max_ms=1)} | settings
+        self.settings = ConsumerSettings(**settings)
+        self.crashed: list[BaseException] = []
+        rules = FailureRules(client="c")
+        rules.apply_settings(self.settings)
+        self._clock = clock
+        self.pool = WorkerPool(
+            partial(BatchJobs if batched else MessageJobs, handler),
+            runner="handler of batches" if batched else "handler",
+            concurrency=concurrency,
+            handover_ms=handover_ms,
+            clock=clock or SystemClock(),
+            on_crash=self.crashed.append,
+            failure_rules=rules,
+            handler_timeout_ms=handler_timeout_ms,
+            cancels=cancels,
+        )
+        self.shell = SteppedShell(
+            self.pool, self.settings, clock=clock, answers_acks=answers_acks, attempts=attempts
+        )
+
+    def other_partition(self, partition_id: int = 2) -> SteppedShell:
+        """Another partition of the consumer."""
+        return SteppedShell(self.pool, self.settings, partition_id=partition_id, clock=self._clock)
