@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -41,7 +41,6 @@ from .delivery.suspect_lock import SuspectLock
 from .dispatch.workers import WorkerPool
 from .effective_settings import EffectiveSettings
 from .handling.stream import Stream
-from .handling.workers import Workers
 from .log_names import consumer_name
 from .membership import Membership
 from .prefetch_budget import PrefetchBudget
@@ -95,7 +94,7 @@ class Assignments:
         rng: random.Random,
         connections: Connections,
         membership: Membership | Broadcast,
-        dispatcher: Workers | Stream,
+        dispatcher: WorkerPool | Stream,
         codec: Codec[Any] | None,
         fail: Callable[[BaseException], None],
         rebalance: Rebalance | None = None,
@@ -226,9 +225,10 @@ class Assignments:
         if self._effective.update(grants):
             self._settings = self._effective.settings
             self._dispatcher.apply_settings(self._settings)
-            for client in self.clients:
-                if isinstance(client, SessionShell):
-                    client.apply_settings(self._settings)
+            if isinstance(self._dispatcher, WorkerPool):
+                shells: list[Any] = list(self.clients)
+                for shell in shells:
+                    shell.apply_settings(self._settings)
         for client in self.handing_over:
             if client.session == self._membership.session:
                 client.renew(deadline_ms, None)
@@ -268,10 +268,12 @@ class Assignments:
     # ── PullOwner: called by pull clients ─────────────────────────────────────────────────────────
     def hand_out(self, messages: list[Message]) -> None:
         """Pass messages of one partition to handlers or to the iterating program."""
+        assert isinstance(self._dispatcher, Stream)
         self._dispatcher.put(messages)
 
     def hand_out_batch(self, batch: Any) -> None:
         """Pass an undecoded batch of one partition to handlers or to the iterating program."""
+        assert isinstance(self._dispatcher, Stream)
         self._dispatcher.put_batch(batch)
 
     def nack(self, message: Message, after_s: float) -> list[Message]:
@@ -297,12 +299,14 @@ class Assignments:
     @property
     def spare_capacity(self) -> int:
         """The number of free workers; negative if that many messages wait for a worker."""
+        assert isinstance(self._dispatcher, Stream)
         return self._dispatcher.spare_capacity
 
     def messages_in_use(self, client: PullClient) -> list[Message]:
         """Return the client's messages that are in a handler or in the body of the program's
         loop.
         """
+        assert isinstance(self._dispatcher, Stream)
         return self._dispatcher.messages_in_use(client)
 
     def count_unacked_delivery(self, message: Message) -> None:
@@ -314,9 +318,9 @@ class Assignments:
 
     def _wake_pulls(self) -> None:
         """Wake pulls that are waiting for a free worker."""
-        for client in self._clients.values():
-            if isinstance(client, SharedClient | SessionShell):
-                client.wake()
+        clients: dict[int, Any] = dict(self._clients)
+        for client in clients.values():
+            client.wake()
 
     async def history(self) -> SubjectHistory:
         """Return the subject's partitions, past and present."""
@@ -447,7 +451,8 @@ class Assignments:
         iterated = isinstance(self._dispatcher, Stream)  # the user may still ack messages in hand
         if iterated:
             await self._rebalance.notify_ended(client.partition_id, lost=lost)
-        await self._dispatcher.quiesce(client)
+        quiesce: Callable[[Any], Awaitable[None]] = self._dispatcher.quiesce
+        await quiesce(client)
         if not iterated:
             await self._rebalance.notify_ended(client.partition_id, lost=lost)
         await client.hand_over(flush_ms=self._settings.call_timeout_ms)

@@ -52,7 +52,6 @@ from .handling.arrow_batch import ArrowBatch, check_arrow
 from .handling.handlers import BatchHandler, Handler
 from .handling.stream import NEXT_CODES, Stream
 from .handling.taken import ack_all, check_handed_out, count_failed_attempt, nack_all, to_list
-from .handling.workers import Workers
 from .log_names import consumer_name
 from .manifest_file import resolve_start
 from .membership import Membership
@@ -284,7 +283,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         self._start = group_start(self._begins_at, now_ms=self._clock.wall_ms())
         self._rng = self._environment.new_rng()
         self._membership: Membership | Broadcast | None = None
-        self._dispatcher: Workers | Stream | None = None
+        self._dispatcher: WorkerPool | Stream | None = None
         self._assignments: Assignments | None = None
         self._close_task: asyncio.Task[None] | None = None
         """The task that hands over all partitions, after `close` or a fatal error."""
@@ -354,7 +353,7 @@ class Consumer(LoopBoundClient, Generic[V]):
             raise ClosedError("the consumer was closed while it was opened")
         return self
 
-    async def _undo_opening(self, dispatcher: Workers | Stream, error: BaseException) -> None:
+    async def _undo_opening(self, dispatcher: WorkerPool | Stream, error: BaseException) -> None:
         await dispatcher.close()
         if isinstance(self._membership, Membership):
             await self._membership.abandon_join(error)
@@ -389,7 +388,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         return self._settings.name or f"{socket.gethostname()}:{os.getpid()}"
 
     def _new_assignments(
-        self, membership: Membership | Broadcast, dispatcher: Workers | Stream
+        self, membership: Membership | Broadcast, dispatcher: WorkerPool | Stream
     ) -> Assignments:
         settings = self._settings
         rebalance = Rebalance(
@@ -471,9 +470,9 @@ class Consumer(LoopBoundClient, Generic[V]):
         """Return True in a handler's task. Waiting for a hand-over there would deadlock, because
         the hand-over waits for the handler.
         """
-        return isinstance(
-            self._dispatcher, Workers | WorkerPool
-        ) and self._dispatcher.is_worker_task(asyncio.current_task())
+        return isinstance(self._dispatcher, WorkerPool) and self._dispatcher.is_worker_task(
+            asyncio.current_task()
+        )
 
     def _start_closing(self) -> asyncio.Task[None]:
         """Start the closing task, but only once: a signal, an error and the user may all close the

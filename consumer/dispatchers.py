@@ -24,7 +24,6 @@ from .handling.filtered import Filtering, filtered, filtered_batches
 from .handling.handlers import BatchHandler, Handler, check_handler, is_async
 from .handling.stream import Stream
 from .handling.threads import HandlerThreads
-from .handling.workers import Workers
 from .settings import AckMode, ConsumerSettings
 
 
@@ -103,7 +102,7 @@ class DispatcherFactory:
         on_crash: Callable[[BaseException], None],
         client: str,
         group: str = "",
-    ) -> Workers | Stream:
+    ) -> WorkerPool | Stream:
         """Return the dispatcher for a new opening. `client` is the consumer's display name."""
         handlers, settings, clock = self._handlers, self._settings, environment.clock
         ordered = settings.consume_strategy is ConsumeStrategy.EXCLUSIVE

@@ -109,7 +109,7 @@ def _check_annotation(handler: object, signature: inspect.Signature, argument: s
         break  # the other parameters have defaults
 
 
-def is_async(handler: Handler[Any]) -> bool:
+def is_async(handler: Callable[..., Any]) -> bool:
     """Return True for an `async def`, an object whose `__call__` is one, and a partial of
     either.
     """

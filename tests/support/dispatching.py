@@ -121,6 +121,7 @@ class SteppedShell:
         self.partition_id = self.leased_id = partition_id
         self.group = GROUP
         self.client = self
+        self.is_shared = False
         self.begin_until_s = 0.0
         self.handled: list[Message] = []
         self.ended: list[int] = []
@@ -159,6 +160,9 @@ class SteppedShell:
         self.begin_until_s = math.inf if may_begin else 0.0
         if messages:
             self._pool.hand_out(self, messages)
+
+    def has_expired(self, message: Message) -> bool:
+        return False
 
     def ask(self, event: Event) -> list[Message]:
         if isinstance(event, MessagesHandled | BatchHandled):
