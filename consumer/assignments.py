@@ -39,6 +39,7 @@ from .broker_reachability import BrokerReachability
 from .delivery.filter import MessageFilter
 from .delivery.suspect_lock import SuspectLock
 from .dispatch.handler import HandlerDispatch
+from .dispatch.loop import LoopDispatch
 from .effective_settings import EffectiveSettings
 from .handling.stream import Stream
 from .handling.workers import Workers
@@ -124,7 +125,7 @@ class Assignments:
         self._rng = rng
         self._connections = connections
         self._membership = membership
-        self.by_hand = isinstance(dispatcher, Stream)
+        self.by_hand = isinstance(dispatcher, Stream | LoopDispatch)
         """True if the program takes and acks messages itself; still valid after `close`."""
         self._dispatcher = dispatcher
         if settings.consume_strategy is ConsumeStrategy.SHARED:
@@ -387,7 +388,7 @@ class Assignments:
         self._log_partitions()
 
     def _new_client(self, grant: Grant) -> PullClient:
-        if isinstance(self._dispatcher, HandlerDispatch):
+        if isinstance(self._dispatcher, HandlerDispatch | LoopDispatch):
             shell: Any = SessionShell(
                 subject=self._subject,
                 group=self._group,
@@ -440,7 +441,7 @@ class Assignments:
 
     async def _hand_over(self, client: PullClient) -> None:
         lost = self._record_loss(client)
-        iterated = isinstance(self._dispatcher, Stream)  # the user may still ack messages in hand
+        iterated = self.by_hand  # the user may still ack messages in hand
         if iterated:
             await self._rebalance.notify_ended(client.partition_id, lost=lost)
         await self._dispatcher.quiesce(client)

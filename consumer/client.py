@@ -47,6 +47,7 @@ from .consumer_set import new_consumer_set
 from .delivery.filter import build_filter
 from .delivery.suspect_lock import SuspectLock
 from .dispatch.handler import HandlerDispatch
+from .dispatch.loop import LoopDispatch
 from .dispatchers import DispatcherFactory, UserHandlers
 from .handling.arrow_batch import ArrowBatch, check_arrow
 from .handling.handlers import BatchHandler, Handler
@@ -490,7 +491,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         membership, dispatcher, assignments = self._membership, self._dispatcher, self._assignments
         if membership is None or dispatcher is None or assignments is None:
             return
-        if isinstance(dispatcher, Stream):
+        if isinstance(dispatcher, Stream | LoopDispatch):
             dispatcher.leave()
         try:
             await assignments.close()
@@ -517,7 +518,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         log.error("%s ends: %r", self._log_name, error)
         self._ended_event.set_exception(error)
         self._ended_event.exception()
-        if isinstance(self._dispatcher, Stream):
+        if isinstance(self._dispatcher, Stream | LoopDispatch):
             self._dispatcher.fail(error)
         self._start_closing()
 
@@ -656,7 +657,7 @@ class Consumer(LoopBoundClient, Generic[V]):
             await race.first()
             if not has_ended.done():
                 log.info("%s hands over its partitions", self._log_name)
-                if isinstance(self._dispatcher, Stream):
+                if isinstance(self._dispatcher, Stream | LoopDispatch):
                     await self._dispatcher.finish()
                 await self.close()
             if (error := await has_ended) is not None:
@@ -704,7 +705,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         if hand_overs and not self._called_by_handler():
             # The body of an iteration may call this before it acks, so limit the wait.
             limit_ms = self._settings.handover_ms + 2 * self._settings.call_timeout_ms
-            iterated = isinstance(self._dispatcher, Stream)
+            iterated = isinstance(self._dispatcher, Stream | LoopDispatch)
             await asyncio.wait(hand_overs, timeout=limit_ms / 1000 if iterated else None)
 
     async def resume(self, *partition_ids: int) -> None:
@@ -939,14 +940,15 @@ class Consumer(LoopBoundClient, Generic[V]):
             ClosedError: a message was not delivered by any consumer.
         """
         to_ack = to_list(messages)
-        if not isinstance(self._dispatcher, Stream):
+        if not isinstance(self._dispatcher, Stream | LoopDispatch):
             check_handed_out(to_ack, self._loop_binding)
         return self._ack(to_ack)
 
     async def _ack(self, messages: list[Message[Any]]) -> None:
-        if not (
-            isinstance(self._dispatcher, Stream) and self._dispatcher.ack_unregistered(messages)
-        ):
+        dispatcher = self._dispatcher
+        if isinstance(dispatcher, LoopDispatch):
+            await dispatcher.ack_all(messages, self._loop_binding)
+        elif not (isinstance(dispatcher, Stream) and dispatcher.ack_unregistered(messages)):
             await ack_all(messages, self._loop_binding)
 
     def nack(
@@ -964,8 +966,10 @@ class Consumer(LoopBoundClient, Generic[V]):
             ClosedError: a message was not delivered by any consumer.
         """
         to_nack = to_list(messages)
-        if not isinstance(self._dispatcher, Stream):
+        if not isinstance(self._dispatcher, Stream | LoopDispatch):
             check_handed_out(to_nack, self._loop_binding)
+        if isinstance(self._dispatcher, LoopDispatch):
+            return self._dispatcher.nack_all(to_nack, self._loop_binding, after_s)
         return nack_all(to_nack, self._loop_binding, after_s)
 
     def batches(self) -> AsyncIterator[ArrowBatch]:
@@ -994,24 +998,24 @@ class Consumer(LoopBoundClient, Generic[V]):
         """Count a failed attempt if the consumer's `async with` block ends with an error, which the
         message in hand may have caused.
         """
-        if (
-            error is not None
-            and isinstance(self._dispatcher, Stream)
-            and self._loop_binding.is_open_here
-        ):
+        if error is None or not self._loop_binding.is_open_here:
+            return
+        if isinstance(self._dispatcher, LoopDispatch):
+            self._dispatcher.count_failed_attempt(error)
+        elif isinstance(self._dispatcher, Stream):
             count_failed_attempt(self._dispatcher, error)
 
     def _put_back(self, messages: Message[Any] | list[Message[Any]] | ArrowBatch) -> None:
         """Requeue messages that an interrupted call never returned, so that they are delivered
         next.
         """
-        if isinstance(self._dispatcher, Stream):
+        if isinstance(self._dispatcher, Stream | LoopDispatch):
             self._dispatcher.put_back(messages)
 
     @property
-    def _stream(self) -> Stream:
+    def _stream(self) -> Any:
         """The stream that delivers messages to the program. Raises ClosedError if there is none."""
-        if not isinstance(self._dispatcher, Stream):
+        if not isinstance(self._dispatcher, Stream | LoopDispatch):
             raise ClosedError(
                 "the consumer is not open, or it has a handler that gets the messages"
             )

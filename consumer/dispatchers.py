@@ -16,6 +16,7 @@ from ..rpc.environment import Environment
 from ..rpc.loop_binding import LoopBinding
 from .delivery.filter import MessageFilter
 from .dispatch.handler import HandlerDispatch
+from .dispatch.loop import LoopDispatch
 from .handling.acked_first import AckFirstHandler
 from .handling.batch_workers import BatchWorkers
 from .handling.failing import FailureRules
@@ -25,6 +26,9 @@ from .handling.stream import Stream
 from .handling.threads import HandlerThreads
 from .handling.workers import Workers
 from .settings import AckMode, ConsumerSettings
+
+LOOPS_HAVE_SESSIONS = False
+"""True once `batches()` also takes from partition sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +115,26 @@ class DispatcherFactory:
         )
         failure_rules.apply_settings(settings)
         if handlers.any_handler is None:
+            filtering = None
+            if self._message_filter is not None:
+                filtering = Filtering(self._message_filter, settings.handler_backoff, rng)
+            if LOOPS_HAVE_SESSIONS and ordered and group:
+                loop: Any = LoopDispatch(
+                    clock=clock,
+                    handover_ms=settings.handover_ms,
+                    check=self._loop_binding.check_not_elsewhere,
+                    failure_rules=failure_rules,
+                    filtering=filtering,
+                )
+                stream: Stream = loop
+                return stream
             return Stream(
                 clock=clock,
                 handover_ms=settings.handover_ms,
                 check=self._loop_binding.check_not_elsewhere,
                 ordered=ordered,
                 failure_rules=failure_rules,
-                filtering=None
-                if self._message_filter is None
-                else Filtering(self._message_filter, settings.handler_backoff, rng),
+                filtering=filtering,
             )
         handler, threads, ack_first = handlers.any_handler, None, None
         if self._message_filter is not None:

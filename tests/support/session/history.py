@@ -518,6 +518,8 @@ class History:
             return
         if self.broker.where_parked(offset):
             return  # it was set aside, and is redriven
+        if self.session.suspects is None and offset in self.failed:
+            return  # it has ended no process, and the others are handled
         if self.hands or len(self.beginning) > 1:
             others = [*self.hands, *self.beginning]
             raise BrokenPromiseError(f"suspect {offset} begins beside {others}")
