@@ -111,6 +111,38 @@ class SessionDispatch(Protocol):
         ...
 
 
+class _EndedDispatch:
+    """In place of the workers, once a partition has ended: the garbage collector does not look into
+    messages, which refer to their partition.
+    """
+
+    def hand_out(self, shell: Any, messages: list[Message]) -> None:
+        """Drop messages of a partition that has ended."""
+
+    def offer(self, shell: Any) -> None:
+        """Nothing is offered any more."""
+
+    def cancel(self, shell: Any) -> None:
+        """No handler has a message."""
+
+    def forget(self, shell: Any) -> None:
+        """The partition is handed over already."""
+
+    def note_outcome(self, outcome: FailureOutcome) -> None:
+        """The next owner tries the message again."""
+
+    async def ack(self, shell: SessionShell, message: Message) -> None:
+        """Raise LeaseLostError."""
+        shell.check_can_ack(message)
+
+    async def nack(self, shell: SessionShell, message: Message, _after_s: float) -> None:
+        """Raise LeaseLostError."""
+        shell.check_can_ack(message)
+
+
+_ENDED = _EndedDispatch()
+
+
 class PulledRecord:
     """A batch as it was pulled; its messages are made when it is opened."""
 
@@ -224,7 +256,7 @@ class SessionShell:
         self.ended = asyncio.Event()
         self._clock = clock
         self._boot_ms = clock.boot_ms
-        self._dispatch = dispatch
+        self._dispatch: SessionDispatch = dispatch
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = NEVER
@@ -629,6 +661,8 @@ class SessionShell:
         self.ended.set()
         self._quiet.set()
         self._turn_left.set()
+        # A message that a program keeps refers to this object, and must not keep the consumer.
+        self._dispatch = _ENDED
         self._wake_waiters()
         self._set_timer(NEVER)
         if self._pull_call is not None:
