@@ -49,6 +49,7 @@ from .prefetch_budget import PrefetchBudget
 from .pulling.acked_first import AckFirstClient, AckFirstSharedClient
 from .pulling.losses import FENCED, SESSION_ENDED, Losses, Stalls, lapse_reason
 from .pulling.pull_client import PullClient
+from .pulling.pull_gate import PAUSED
 from .pulling.shared_client import SharedClient
 from .rebalance import Rebalance
 from .session_shell import SessionShell
@@ -127,7 +128,8 @@ class Assignments:
         self._membership = membership
         self.by_hand = isinstance(dispatcher, Stream | LoopDispatch)
         """True if the program takes and acks messages itself; still valid after `close`."""
-        self._dispatcher = dispatcher
+        self._dispatcher = self._session_dispatcher = dispatcher
+        """They differ once pull clients have taken the place of sessions."""
         if settings.consume_strategy is ConsumeStrategy.SHARED:
             dispatcher.on_idle = self._wake_pulls
         self._fail = fail
@@ -422,6 +424,19 @@ class Assignments:
             owner=self,
         )
 
+    def replace_sessions(self, stream: Stream) -> None:
+        """Let pull clients under the same tokens take the place of the sessions, of which the
+        program has taken nothing: it takes Arrow batches by `stream`.
+        """
+        self._dispatcher = stream
+        self.keeps_batches = True
+        for partition_id, shell in list(self._clients.items()):
+            shell.abandon()
+            client = self._clients[partition_id] = self._new_client(shell.grant)
+            if shell.paused:
+                client.gate.add(PAUSED)
+                stream.pause(partition_id)
+
     # ── hand-over ─────────────────────────────────────────────────────────────────────────────────
     async def _run_hand_over(self, client: PullClient) -> None:
         try:
@@ -444,7 +459,9 @@ class Assignments:
         iterated = self.by_hand  # the user may still ack messages in hand
         if iterated:
             await self._rebalance.notify_ended(client.partition_id, lost=lost)
-        await self._dispatcher.quiesce(client)
+        is_session = isinstance(client, SessionShell)
+        dispatcher = self._session_dispatcher if is_session else self._dispatcher
+        await dispatcher.quiesce(client)
         if not iterated:
             await self._rebalance.notify_ended(client.partition_id, lost=lost)
         await client.hand_over(flush_ms=self._settings.call_timeout_ms)
@@ -514,7 +531,7 @@ class Assignments:
         """
         self._fail = _ignore
         self._dispatcher.on_idle = None
-        del self._dispatcher, self._membership, self._rebalance
+        del self._dispatcher, self._session_dispatcher, self._membership, self._rebalance
         self._reachability = None
 
     # ── leases that end, and why ──────────────────────────────────────────────────────────────────

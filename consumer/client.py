@@ -332,13 +332,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         self._ended_event = asyncio.get_running_loop().create_future()
         meta = MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms)
         membership = self._membership = self._new_membership(meta)
-        dispatcher = self._dispatcher = self._dispatchers.create(
-            environment=self._environment,
-            rng=self._rng,
-            on_crash=self._fail,
-            client=self._client_name,
-            group=self._group if isinstance(membership, Membership) else "",
-        )
+        dispatcher = self._dispatcher = self._new_dispatcher(membership)
         self._assignments = self._new_assignments(membership, dispatcher)
         self._connections.loop_binding.on_fork = self._assignments.on_fork
         try:
@@ -354,6 +348,18 @@ class Consumer(LoopBoundClient, Generic[V]):
             await shield(self._close_task)
             raise ClosedError("the consumer was closed while it was opened")
         return self
+
+    def _new_dispatcher(
+        self, membership: Membership | Broadcast, *, by_column: bool = False
+    ) -> Workers | Stream:
+        return self._dispatchers.create(
+            environment=self._environment,
+            rng=self._rng,
+            on_crash=self._fail,
+            client=self._client_name,
+            group=self._group if isinstance(membership, Membership) else "",
+            by_column=by_column,
+        )
 
     async def _undo_opening(self, dispatcher: Workers | Stream, error: BaseException) -> None:
         await dispatcher.close()
@@ -992,7 +998,7 @@ class Consumer(LoopBoundClient, Generic[V]):
                 "message of an Arrow batch failed"
             )
         check_arrow()
-        return BatchIteration(lambda: self._stream)
+        return BatchIteration(lambda: self._column_stream)
 
     def _note_error(self, error: BaseException | None) -> None:
         """Count a failed attempt if the consumer's `async with` block ends with an error, which the
@@ -1020,6 +1026,23 @@ class Consumer(LoopBoundClient, Generic[V]):
                 "the consumer is not open, or it has a handler that gets the messages"
             )
         return self._dispatcher
+
+    @property
+    def _column_stream(self) -> Stream:
+        """The stream of Arrow batches. They come from pull clients, which take the place of the
+        sessions when batches are first asked for. Raises ClosedError and UsageError.
+        """
+        loop = self._stream
+        if isinstance(loop, LoopDispatch):
+            loop.check_never_used("batches()")
+            if self._membership is None or self._assignments is None:
+                raise ClosedError("the consumer was closed")
+            stream: Any = self._new_dispatcher(self._membership, by_column=True)
+            self._assignments.replace_sessions(stream)
+            self._dispatcher = stream
+            return self._column_stream
+        checked: Stream = loop
+        return checked
 
     def __aiter__(self) -> AsyncIterator[Message[V]]:
         return Iteration(self._loop_binding, lambda: self._stream)

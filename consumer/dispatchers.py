@@ -27,9 +27,6 @@ from .handling.threads import HandlerThreads
 from .handling.workers import Workers
 from .settings import AckMode, ConsumerSettings
 
-LOOPS_HAVE_SESSIONS = False
-"""True once `batches()` also takes from partition sessions."""
-
 
 @dataclass(frozen=True, slots=True)
 class UserHandlers:
@@ -106,8 +103,15 @@ class DispatcherFactory:
         on_crash: Callable[[BaseException], None],
         client: str,
         group: str = "",
+        by_column: bool = False,
     ) -> Workers | Stream:
-        """Return the dispatcher for a new opening. `client` is the consumer's display name."""
+        """
+        Return the dispatcher for a new opening.
+
+        Args:
+            client: the consumer's display name.
+            by_column: True if the program takes Arrow batches, which come from pull clients.
+        """
         handlers, settings, clock = self._handlers, self._settings, environment.clock
         ordered = settings.consume_strategy is ConsumeStrategy.EXCLUSIVE
         failure_rules = FailureRules(
@@ -118,7 +122,7 @@ class DispatcherFactory:
             filtering = None
             if self._message_filter is not None:
                 filtering = Filtering(self._message_filter, settings.handler_backoff, rng)
-            if LOOPS_HAVE_SESSIONS and ordered and group:
+            if ordered and group and not by_column:
                 loop: Any = LoopDispatch(
                     clock=clock,
                     handover_ms=settings.handover_ms,

@@ -256,7 +256,7 @@ class SessionShell:
         self.ended = asyncio.Event()
         self._clock = clock
         self._boot_ms = clock.boot_ms
-        self._dispatch: SessionDispatch = dispatch
+        self._dispatch: Any = dispatch  # a loop also takes acks
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = NEVER
@@ -698,14 +698,12 @@ class SessionShell:
     def ack(self, message: Message) -> Any:
         """Ack a message for the program. Raises InvalidRequestError if a handler has it."""
         check_not_in_handler(message)
-        loop: Any = self._dispatch
-        return loop.ack(self, message)
+        return self._dispatch.ack(self, message)
 
     def nack(self, message: Message, after_s: float) -> Any:
         """Give a message back for the program. Raises InvalidRequestError if a handler has it."""
         check_not_in_handler(message)
-        loop: Any = self._dispatch
-        return loop.nack(self, message, after_s)
+        return self._dispatch.nack(self, message, after_s)
 
     def __reduce_ex__(self, _protocol: object) -> Any:
         # A handler may pass its message to a pool of processes, where there is no shell.

@@ -34,7 +34,6 @@ from typing import Any
 
 from ...protocol.clock import Clock, boot_seconds
 from ...protocol.errors import (
-    ConfigError,
     FilterError,
     InvalidRequestError,
     LeaseLostError,
@@ -382,17 +381,22 @@ class LoopDispatch:
         self._handle(shell, [message])
         return False
 
-    async def take_arrow(self) -> Any:
-        """Raise ConfigError: Arrow batches come from pull clients."""
-        raise ConfigError("batches() need a consumer that keeps batches")
+    def check_never_used(self, method: str) -> None:
+        """Check that messages were not taken before `method` is used; raises as `next` does."""
+        self._check()
+        self._check_open()
+        self._check_method(method)
 
-    def _claim_method(self, method: str) -> None:
+    def _check_method(self, method: str) -> None:
         if self._used_method and self._used_method != method:
             self._check_open()
             raise UsageError(
                 Reason.MIXED_USE,
                 f"{method} on a consumer whose messages are already taken by {self._used_method}",
             )
+
+    def _claim_method(self, method: str) -> None:
+        self._check_method(method)
         self._used_method = method
         self._requesting.set()
         self.current = None
