@@ -181,13 +181,15 @@ class LoopDispatch:
     def cancel(self, shell: Any) -> None:
         """Take messages back that are not acked, once the loop body has ended."""
         if self._requesting.is_set() or self._is_leaving:
-            self._give_up(shell)
+            self._loop.call_soon(self._give_up, shell)  # the shell is in a step of its session
         else:
             self._due_back[shell] = None
 
     def _give_up(self, shell: Any) -> None:
         """Take back what the program has of a partition that is handed over."""
         self._settle()
+        if shell.ended.is_set():
+            return
         shell.has_given_up = True
         in_hand = list(shell.state.lanes.in_hand.values())
         if in_hand:
