@@ -164,7 +164,7 @@ class PulledRecord:
         return decode_messages(self._columns, header, subject, header.partition_id, token, delivery)
 
 
-class PullGate:
+class SessionGate:
     """The reasons for which nothing of a partition is pulled or handed out, as texts for users."""
 
     def __init__(self, shell: SessionShell) -> None:
@@ -251,7 +251,7 @@ class SessionShell:
         """Messages whose handlers have returned and that the session does not know of."""
         self.no_connection_since_ms: int | None = None
         """The boot time since which no call has reached the broker; None if the last one did."""
-        self.gate = PullGate(self)
+        self.gate = SessionGate(self)
         self.budget_share = owner.budget.new_share()
         self.ended = asyncio.Event()
         self._clock = clock

@@ -113,7 +113,7 @@ def test_returned_messages_come_first_and_count_no_try():
     assert {each.attempt for each in steps.ready.hand_out} == {1}
 
 
-def test_one_returned_message_of_a_key_waits_for_those_in_hand():
+def test_returned_message_waits_for_earlier_ones_of_its_key_in_hand():
     steps = spread(A, A)
     steps.step(MessagesReturned([steps.session.lanes.in_hand[PARTITION_ID, 1]]))
     assert take_together(steps, 2) == []
