@@ -228,7 +228,8 @@ class Assignments:
         if self._effective.update(grants):
             self._settings = self._effective.settings
             self._dispatcher.apply_settings(self._settings)
-            for client in self.clients:
+            owned: list[Any] = list(self.clients)
+            for client in owned:
                 if isinstance(client, SessionShell):
                     client.apply_settings(self._settings)
         for client in self.handing_over:
@@ -390,7 +391,8 @@ class Assignments:
         self._log_partitions()
 
     def _new_client(self, grant: Grant) -> PullClient:
-        if isinstance(self._dispatcher, HandlerDispatch | LoopDispatch):
+        dispatcher: Any = self._dispatcher
+        if isinstance(dispatcher, HandlerDispatch | LoopDispatch):
             shell: Any = SessionShell(
                 subject=self._subject,
                 group=self._group,
@@ -402,7 +404,7 @@ class Assignments:
                 clock=self._clock,
                 rng=self._rng,
                 owner=self,
-                dispatch=self._dispatcher,
+                dispatch=dispatcher,
             )
             return shell
         shared = self._settings.consume_strategy is ConsumeStrategy.SHARED
@@ -430,7 +432,8 @@ class Assignments:
         """
         self._dispatcher = stream
         self.keeps_batches = True
-        for partition_id, shell in list(self._clients.items()):
+        sessions: dict[int, Any] = dict(self._clients)
+        for partition_id, shell in sessions.items():
             shell.abandon()
             client = self._clients[partition_id] = self._new_client(shell.grant)
             if shell.paused:

@@ -931,9 +931,10 @@ class Consumer(LoopBoundClient, Generic[V]):
             )
         )
         try:
-            return await self._stream.take_many(limit, timeout_ms)
+            messages: list[Message[V]] = await self._stream.take_many(limit, timeout_ms)
         except StopAsyncIteration:
             raise ClosedError("the consumer was closed") from None
+        return messages
 
     def ack(self, messages: Iterable[Message[V]]) -> Coroutine[Any, Any, None]:
         """
@@ -951,7 +952,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         return self._ack(to_ack)
 
     async def _ack(self, messages: list[Message[Any]]) -> None:
-        dispatcher = self._dispatcher
+        dispatcher: Any = self._dispatcher
         if isinstance(dispatcher, LoopDispatch):
             await dispatcher.ack_all(messages, self._loop_binding)
         elif not (isinstance(dispatcher, Stream) and dispatcher.ack_unregistered(messages)):
@@ -974,8 +975,9 @@ class Consumer(LoopBoundClient, Generic[V]):
         to_nack = to_list(messages)
         if not isinstance(self._dispatcher, Stream | LoopDispatch):
             check_handed_out(to_nack, self._loop_binding)
-        if isinstance(self._dispatcher, LoopDispatch):
-            return self._dispatcher.nack_all(to_nack, self._loop_binding, after_s)
+        dispatcher: Any = self._dispatcher
+        if isinstance(dispatcher, LoopDispatch):
+            return dispatcher.nack_all(to_nack, self._loop_binding, after_s)
         return nack_all(to_nack, self._loop_binding, after_s)
 
     def batches(self) -> AsyncIterator[ArrowBatch]:
@@ -1006,10 +1008,11 @@ class Consumer(LoopBoundClient, Generic[V]):
         """
         if error is None or not self._loop_binding.is_open_here:
             return
-        if isinstance(self._dispatcher, LoopDispatch):
-            self._dispatcher.count_failed_attempt(error)
-        elif isinstance(self._dispatcher, Stream):
-            count_failed_attempt(self._dispatcher, error)
+        dispatcher: Any = self._dispatcher
+        if isinstance(dispatcher, LoopDispatch):
+            dispatcher.count_failed_attempt(error)
+        elif isinstance(dispatcher, Stream):
+            count_failed_attempt(dispatcher, error)
 
     def _put_back(self, messages: Message[Any] | list[Message[Any]] | ArrowBatch) -> None:
         """Requeue messages that an interrupted call never returned, so that they are delivered

@@ -272,7 +272,7 @@ class LoopDispatch:
             del self._offers[shell]  # it offers again if it has more
             is_alone = self._filtering is None and not self._singles
             run_size = self._run_size if is_alone else 0
-            messages = shell.ask(WorkWanted(1, 1, run_size))
+            messages: list[Message] = shell.ask(WorkWanted(1, 1, run_size))
             if not messages:
                 continue
             self._singles = max(0, self._singles - 1)
@@ -559,7 +559,8 @@ class LoopDispatch:
             OverloadedError: the broker cannot store more acked ranges, and the program does not
                 take the messages whose acks would free some.
         """
-        ready, check_s = None, self._loop.time() + ACK_STALL_S
+        ready: Message | None = None
+        check_s = self._loop.time() + ACK_STALL_S
         offset = messages[0].offset
         while not shell.has_stored(messages):
             if shell.ended.is_set():
