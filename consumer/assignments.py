@@ -406,7 +406,8 @@ class Assignments:
                 owner=self,
                 dispatch=dispatcher,
             )
-            return shell
+            created: PullClient = shell
+            return created
         shared = self._settings.consume_strategy is ConsumeStrategy.SHARED
         client_class: Callable[..., PullClient] = SharedClient if shared else PullClient
         if self._settings.ack is AckMode.BEFORE:

@@ -272,17 +272,18 @@ class LoopDispatch:
             del self._offers[shell]  # it offers again if it has more
             is_alone = self._filtering is None and not self._singles
             run_size = self._run_size if is_alone else 0
-            messages: list[Message] = shell.ask(WorkWanted(1, 1, run_size))
+            messages = shell.ask(WorkWanted(1, 1, run_size))
             if not messages:
                 continue
+            first: Message = messages[0]
             self._singles = max(0, self._singles - 1)
             _note_handed_out(shell, messages)
             if messages is shell.state.lanes.run:
                 self._run = IterationRun(shell, messages)
                 self._loop.call_soon(self._interrupt, self._run)
-                return messages[0]
-            if self._accepts(shell, messages[0]):
-                return messages[0]
+                return first
+            if self._accepts(shell, first):
+                return first
         return None
 
     def _interrupt(self, run: IterationRun) -> None:
