@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -38,6 +38,7 @@ from .broadcast import Broadcast
 from .broker_reachability import BrokerReachability
 from .delivery.filter import MessageFilter
 from .delivery.suspect_lock import SuspectLock
+from .dispatch.loop import LoopDispatch
 from .dispatch.workers import WorkerPool
 from .effective_settings import EffectiveSettings
 from .handling.stream import Stream
@@ -48,6 +49,7 @@ from .pulling.acked_first import AckFirstClient, AckFirstSharedClient
 from .pulling.broadcast_client import BroadcastClient
 from .pulling.losses import FENCED, SESSION_ENDED, Losses, Stalls, lapse_reason
 from .pulling.pull_client import PullClient
+from .pulling.pull_gate import PAUSED
 from .pulling.shared_client import SharedClient
 from .rebalance import Rebalance
 from .session_shell import SessionShell
@@ -124,9 +126,10 @@ class Assignments:
         self._rng = rng
         self._connections = connections
         self._membership = membership
-        self.by_hand = isinstance(dispatcher, Stream)
+        self.by_hand = isinstance(dispatcher, Stream | LoopDispatch)
         """True if the program takes and acks messages itself; still valid after `close`."""
-        self._dispatcher = dispatcher
+        self._dispatcher = self._session_dispatcher = dispatcher
+        """They differ once pull clients have taken the place of sessions."""
         if settings.consume_strategy is ConsumeStrategy.SHARED:
             dispatcher.on_idle = self._wake_pulls
         self._fail = fail
@@ -225,10 +228,10 @@ class Assignments:
         if self._effective.update(grants):
             self._settings = self._effective.settings
             self._dispatcher.apply_settings(self._settings)
-            if isinstance(self._dispatcher, WorkerPool):
-                shells: list[Any] = list(self.clients)
-                for shell in shells:
-                    shell.apply_settings(self._settings)
+            owned: list[Any] = list(self.clients)
+            for client in owned:
+                if isinstance(client, SessionShell):
+                    client.apply_settings(self._settings)
         for client in self.handing_over:
             if client.session == self._membership.session:
                 client.renew(deadline_ms, None)
@@ -400,13 +403,14 @@ class Assignments:
     def _new_client(self, grant: Grant) -> PullClient:
         client_class: Callable[..., Any] = PullClient
         options: dict[str, Any] = {}
+        dispatcher: Any = self._dispatcher
         shared = self._settings.consume_strategy is ConsumeStrategy.SHARED
         if isinstance(self._membership, Broadcast):
             partition_id = int(grant.partition.partition_id)
             options["acked"], options["is_superfluous"] = self._membership.find_acks(partition_id)
-        if isinstance(self._dispatcher, WorkerPool):
+        if isinstance(dispatcher, WorkerPool | LoopDispatch):
             client_class = SessionShell
-            options["dispatch"] = self._dispatcher
+            options["dispatch"] = dispatcher
         elif isinstance(self._membership, Broadcast):
             client_class = BroadcastClient
             options["refresh"] = self.find_broker
@@ -429,6 +433,20 @@ class Assignments:
         )
         return client
 
+    def replace_sessions(self, stream: Stream) -> None:
+        """Let pull clients under the same tokens take the place of the sessions, of which the
+        program has taken nothing: it takes Arrow batches by `stream`.
+        """
+        self._dispatcher = stream
+        self.keeps_batches = True
+        sessions: dict[int, Any] = dict(self._clients)
+        for partition_id, shell in sessions.items():
+            shell.abandon()
+            client = self._clients[partition_id] = self._new_client(shell.grant)
+            if shell.paused:
+                client.gate.add(PAUSED)
+                stream.pause(partition_id)
+
     # ── hand-over ─────────────────────────────────────────────────────────────────────────────────
     async def _run_hand_over(self, client: PullClient) -> None:
         try:
@@ -448,11 +466,12 @@ class Assignments:
 
     async def _hand_over(self, client: PullClient) -> None:
         lost = self._record_loss(client)
-        iterated = isinstance(self._dispatcher, Stream)  # the user may still ack messages in hand
+        iterated = self.by_hand  # the user may still ack messages in hand
         if iterated:
             await self._rebalance.notify_ended(client.partition_id, lost=lost)
-        quiesce: Callable[[Any], Awaitable[None]] = self._dispatcher.quiesce
-        await quiesce(client)
+        is_session = isinstance(client, SessionShell)
+        dispatcher: Any = self._session_dispatcher if is_session else self._dispatcher
+        await dispatcher.quiesce(client)
         if not iterated:
             await self._rebalance.notify_ended(client.partition_id, lost=lost)
         await client.hand_over(flush_ms=self._settings.call_timeout_ms)
@@ -522,7 +541,7 @@ class Assignments:
         """
         self._fail = _ignore
         self._dispatcher.on_idle = None
-        del self._dispatcher, self._membership, self._rebalance
+        del self._dispatcher, self._session_dispatcher, self._membership, self._rebalance
         self._reachability = None
 
     # ── leases that end, and why ──────────────────────────────────────────────────────────────────

@@ -46,6 +46,7 @@ from .broadcast import Broadcast, check_broadcast
 from .consumer_set import new_consumer_set
 from .delivery.filter import build_filter
 from .delivery.suspect_lock import SuspectLock
+from .dispatch.loop import LoopDispatch
 from .dispatch.workers import WorkerPool
 from .dispatchers import DispatcherFactory, UserHandlers
 from .handling.arrow_batch import ArrowBatch, check_arrow
@@ -330,13 +331,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         self._ended_event = asyncio.get_running_loop().create_future()
         meta = MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms)
         membership = self._membership = self._new_membership(meta)
-        dispatcher = self._dispatcher = self._dispatchers.create(
-            environment=self._environment,
-            rng=self._rng,
-            on_crash=self._fail,
-            client=self._client_name,
-            group=self._group if isinstance(membership, Membership) else "",
-        )
+        dispatcher = self._dispatcher = self._new_dispatcher(membership)
         self._assignments = self._new_assignments(membership, dispatcher)
         self._connections.loop_binding.on_fork = self._assignments.on_fork
         try:
@@ -352,6 +347,18 @@ class Consumer(LoopBoundClient, Generic[V]):
             await shield(self._close_task)
             raise ClosedError("the consumer was closed while it was opened")
         return self
+
+    def _new_dispatcher(
+        self, membership: Membership | Broadcast, *, by_column: bool = False
+    ) -> WorkerPool | Stream:
+        return self._dispatchers.create(
+            environment=self._environment,
+            rng=self._rng,
+            on_crash=self._fail,
+            client=self._client_name,
+            group=self._group if isinstance(membership, Membership) else "",
+            by_column=by_column,
+        )
 
     async def _undo_opening(self, dispatcher: WorkerPool | Stream, error: BaseException) -> None:
         await dispatcher.close()
@@ -489,7 +496,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         membership, dispatcher, assignments = self._membership, self._dispatcher, self._assignments
         if membership is None or dispatcher is None or assignments is None:
             return
-        if isinstance(dispatcher, Stream):
+        if isinstance(dispatcher, Stream | LoopDispatch):
             dispatcher.leave()
         try:
             await assignments.close()
@@ -516,7 +523,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         log.error("%s ends: %r", self._log_name, error)
         self._ended_event.set_exception(error)
         self._ended_event.exception()
-        if isinstance(self._dispatcher, Stream):
+        if isinstance(self._dispatcher, Stream | LoopDispatch):
             self._dispatcher.fail(error)
         self._start_closing()
 
@@ -655,7 +662,7 @@ class Consumer(LoopBoundClient, Generic[V]):
             await race.first()
             if not has_ended.done():
                 log.info("%s hands over its partitions", self._log_name)
-                if isinstance(self._dispatcher, Stream):
+                if isinstance(self._dispatcher, Stream | LoopDispatch):
                     await self._dispatcher.finish()
                 await self.close()
             if (error := await has_ended) is not None:
@@ -703,7 +710,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         if hand_overs and not self._called_by_handler():
             # The body of an iteration may call this before it acks, so limit the wait.
             limit_ms = self._settings.handover_ms + 2 * self._settings.call_timeout_ms
-            iterated = isinstance(self._dispatcher, Stream)
+            iterated = isinstance(self._dispatcher, Stream | LoopDispatch)
             await asyncio.wait(hand_overs, timeout=limit_ms / 1000 if iterated else None)
 
     async def resume(self, *partition_ids: int) -> None:
@@ -923,9 +930,10 @@ class Consumer(LoopBoundClient, Generic[V]):
             )
         )
         try:
-            return await self._stream.take_many(limit, timeout_ms)
+            messages: list[Message[V]] = await self._stream.take_many(limit, timeout_ms)
         except StopAsyncIteration:
             raise ClosedError("the consumer was closed") from None
+        return messages
 
     def ack(self, messages: Iterable[Message[V]]) -> Coroutine[Any, Any, None]:
         """
@@ -938,14 +946,15 @@ class Consumer(LoopBoundClient, Generic[V]):
             ClosedError: a message was not delivered by any consumer.
         """
         to_ack = to_list(messages)
-        if not isinstance(self._dispatcher, Stream):
+        if not isinstance(self._dispatcher, Stream | LoopDispatch):
             check_handed_out(to_ack, self._loop_binding)
         return self._ack(to_ack)
 
     async def _ack(self, messages: list[Message[Any]]) -> None:
-        if not (
-            isinstance(self._dispatcher, Stream) and self._dispatcher.ack_unregistered(messages)
-        ):
+        dispatcher: Any = self._dispatcher
+        if isinstance(dispatcher, LoopDispatch):
+            await dispatcher.ack_all(messages, self._loop_binding)
+        elif not (isinstance(dispatcher, Stream) and dispatcher.ack_unregistered(messages)):
             await ack_all(messages, self._loop_binding)
 
     def nack(
@@ -963,8 +972,11 @@ class Consumer(LoopBoundClient, Generic[V]):
             ClosedError: a message was not delivered by any consumer.
         """
         to_nack = to_list(messages)
-        if not isinstance(self._dispatcher, Stream):
+        if not isinstance(self._dispatcher, Stream | LoopDispatch):
             check_handed_out(to_nack, self._loop_binding)
+        dispatcher: Any = self._dispatcher
+        if isinstance(dispatcher, LoopDispatch):
+            return dispatcher.nack_all(to_nack, self._loop_binding, after_s)
         return nack_all(to_nack, self._loop_binding, after_s)
 
     def batches(self) -> AsyncIterator[ArrowBatch]:
@@ -987,34 +999,52 @@ class Consumer(LoopBoundClient, Generic[V]):
                 "message of an Arrow batch failed"
             )
         check_arrow()
-        return BatchIteration(lambda: self._stream)
+        return BatchIteration(lambda: self._column_stream)
 
     def _note_error(self, error: BaseException | None) -> None:
         """Count a failed attempt if the consumer's `async with` block ends with an error, which the
         message in hand may have caused.
         """
-        if (
-            error is not None
-            and isinstance(self._dispatcher, Stream)
-            and self._loop_binding.is_open_here
-        ):
-            count_failed_attempt(self._dispatcher, error)
+        if error is None or not self._loop_binding.is_open_here:
+            return
+        dispatcher: Any = self._dispatcher
+        if isinstance(dispatcher, LoopDispatch):
+            dispatcher.count_failed_attempt(error)
+        elif isinstance(dispatcher, Stream):
+            count_failed_attempt(dispatcher, error)
 
     def _put_back(self, messages: Message[Any] | list[Message[Any]] | ArrowBatch) -> None:
         """Requeue messages that an interrupted call never returned, so that they are delivered
         next.
         """
-        if isinstance(self._dispatcher, Stream):
+        if isinstance(self._dispatcher, Stream | LoopDispatch):
             self._dispatcher.put_back(messages)
 
     @property
-    def _stream(self) -> Stream:
+    def _stream(self) -> Any:
         """The stream that delivers messages to the program. Raises ClosedError if there is none."""
-        if not isinstance(self._dispatcher, Stream):
+        if not isinstance(self._dispatcher, Stream | LoopDispatch):
             raise ClosedError(
                 "the consumer is not open, or it has a handler that gets the messages"
             )
         return self._dispatcher
+
+    @property
+    def _column_stream(self) -> Stream:
+        """The stream of Arrow batches. They come from pull clients, which take the place of the
+        sessions when batches are first asked for. Raises ClosedError and UsageError.
+        """
+        loop = self._stream
+        if isinstance(loop, LoopDispatch):
+            loop.check_never_used("batches()")
+            if self._membership is None or self._assignments is None:
+                raise ClosedError("the consumer was closed")
+            stream: Any = self._new_dispatcher(self._membership, by_column=True)
+            self._assignments.replace_sessions(stream)
+            self._dispatcher = stream
+            return self._column_stream
+        checked: Stream = loop
+        return checked
 
     def __aiter__(self) -> AsyncIterator[Message[V]]:
         return Iteration(self._loop_binding, lambda: self._stream)

@@ -18,6 +18,7 @@ from ..rpc.loop_binding import LoopBinding
 from .delivery.filter import MessageFilter
 from .dispatch.batch import BatchJobs
 from .dispatch.handler import MessageJobs
+from .dispatch.loop import LoopDispatch
 from .dispatch.workers import WorkerPool
 from .handling.failing import FailureRules
 from .handling.filtered import Filtering, filtered, filtered_batches
@@ -102,8 +103,15 @@ class DispatcherFactory:
         on_crash: Callable[[BaseException], None],
         client: str,
         group: str = "",
+        by_column: bool = False,
     ) -> WorkerPool | Stream:
-        """Return the dispatcher for a new opening. `client` is the consumer's display name."""
+        """
+        Return the dispatcher for a new opening.
+
+        Args:
+            client: the consumer's display name.
+            by_column: True if the program takes Arrow batches, which come from pull clients.
+        """
         handlers, settings, clock = self._handlers, self._settings, environment.clock
         ordered = settings.consume_strategy is ConsumeStrategy.EXCLUSIVE
         failure_rules = FailureRules(
@@ -111,15 +119,26 @@ class DispatcherFactory:
         )
         failure_rules.apply_settings(settings)
         if handlers.any_handler is None:
+            filtering = None
+            if self._message_filter is not None:
+                filtering = Filtering(self._message_filter, settings.handler_backoff, rng)
+            if ordered and group and not by_column:
+                loop: Any = LoopDispatch(
+                    clock=clock,
+                    handover_ms=settings.handover_ms,
+                    check=self._loop_binding.check_not_elsewhere,
+                    failure_rules=failure_rules,
+                    filtering=filtering,
+                )
+                stream: Stream = loop
+                return stream
             return Stream(
                 clock=clock,
                 handover_ms=settings.handover_ms,
                 check=self._loop_binding.check_not_elsewhere,
                 ordered=ordered,
                 failure_rules=failure_rules,
-                filtering=None
-                if self._message_filter is None
-                else Filtering(self._message_filter, settings.handler_backoff, rng),
+                filtering=filtering,
             )
         handler, threads = handlers.any_handler, None
         if self._message_filter is not None:

@@ -59,7 +59,6 @@ from ..rpc.client import BrokerClient
 from ..rpc.connections import Connections
 from .delivery.copied import copied_delivery
 from .delivery.decode import decode_messages
-from .delivery.user_acks import check_not_in_handler
 from .parking.ancestors import Ancestors
 from .pulling.pull_owner import PullOwner
 from .session.events import AncestorLeft, KeysListed, SourceUnreadable, WindowRead
@@ -114,12 +113,12 @@ class SourceDelivery:
         return copied_delivery(self)
 
     def ack(self, message: Message) -> Any:
-        """Raise InvalidRequestError: a handler has the message."""
-        check_not_in_handler(message)
+        """Ack a message for the program. Raises InvalidRequestError if a handler has it."""
+        return self.client.ack(message)
 
-    def nack(self, message: Message, _after_s: float) -> Any:
-        """Raise InvalidRequestError: a handler has the message."""
-        check_not_in_handler(message)
+    def nack(self, message: Message, after_s: float) -> Any:
+        """Give a message back for the program. Raises InvalidRequestError if a handler has it."""
+        return self.client.nack(message, after_s)
 
     def report_hang(self, message: Message, failure: Any, running_ms: int) -> None:
         """Report a hanging message to the broker."""

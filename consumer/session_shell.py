@@ -16,7 +16,8 @@ import logging
 import random
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Protocol
+from threading import get_ident
+from typing import Any, Protocol, Self
 from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
@@ -24,7 +25,13 @@ from msgspec.structs import replace
 from ..protocol.batch import Columns, batch_starts, column_views
 from ..protocol.clock import ALIGNED_S_MIN, Clock, deadline_seconds, round_to_tick
 from ..protocol.control import Grant
-from ..protocol.errors import FencedError, KeylaneError, OffsetOutOfRangeError, UnreachableError
+from ..protocol.errors import (
+    FencedError,
+    KeylaneError,
+    LeaseLostError,
+    OffsetOutOfRangeError,
+    UnreachableError,
+)
 from ..protocol.frames import (
     Ack,
     Acked,
@@ -48,6 +55,7 @@ from ..rpc.connections import Connections
 from ..rpc.loop_binding import LoopBinding
 from ..rpc.network import Calling, Channel
 from ..rpc.race import start_task
+from .delivery.copied import copied_delivery
 from .delivery.decode import decode_messages
 from .delivery.user_acks import check_not_in_handler
 from .log_names import partition_name
@@ -135,6 +143,38 @@ class SessionDispatch(Protocol):
     def note_outcome(self, outcome: FailureOutcome) -> None:
         """Note what becomes of a failed message, for the log."""
         ...
+
+
+class _EndedDispatch:
+    """In place of the workers, once a partition has ended: the garbage collector does not look into
+    messages, which refer to their partition.
+    """
+
+    def hand_out(self, shell: Any, messages: list[Message]) -> None:
+        """Drop messages of a partition that has ended."""
+
+    def offer(self, shell: Any) -> None:
+        """Nothing is offered any more."""
+
+    def cancel(self, shell: Any) -> None:
+        """No handler has a message."""
+
+    def forget(self, shell: Any) -> None:
+        """The partition is handed over already."""
+
+    def note_outcome(self, outcome: FailureOutcome) -> None:
+        """The next owner tries the message again."""
+
+    async def ack(self, shell: SessionShell, message: Message) -> None:
+        """Raise LeaseLostError."""
+        shell.check_can_ack(message)
+
+    async def nack(self, shell: SessionShell, message: Message, _after_s: float) -> None:
+        """Raise LeaseLostError."""
+        shell.check_can_ack(message)
+
+
+_ENDED = _EndedDispatch()
 
 
 class PulledRecord:
@@ -247,6 +287,10 @@ class SessionShell:
         )
         self.begin_until_s = 0.0
         """The time of the boot clock from which no handler may begin; 0.0: none may begin now."""
+        self.given_back: dict[tuple[int, int], None] = {}
+        """What the program has given back and has not got again, the oldest first."""
+        self.has_given_up = False
+        """True once the program can ack nothing any more."""
         self.handled: list[Message] = []
         """Messages whose handlers have returned and that the session does not know of."""
         self.no_connection_since_ms: int | None = None
@@ -256,7 +300,7 @@ class SessionShell:
         self.ended = asyncio.Event()
         self._clock = clock
         self._boot_ms = clock.boot_ms
-        self._dispatch = dispatch
+        self._dispatch: Any = dispatch  # a loop also takes acks
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = NEVER
@@ -265,6 +309,7 @@ class SessionShell:
         self._pull_request: Pull | None = None
         self._pull_channel: Channel | None = None
         self._waits_for_budget = False
+        self._waiters: list[asyncio.Future[None]] = []
         self._turn_left = asyncio.Event()
         self._quiet = asyncio.Event()
         self._reads = ParkedReads(self)
@@ -453,6 +498,7 @@ class SessionShell:
             event = self._failed(request, error)
         if not self.ended.is_set():
             self.feed(event)
+            self._wake_waiters()
 
     async def _ask_broker(self, request: Any) -> Event:
         if isinstance(request, SendChanges):
@@ -505,6 +551,8 @@ class SessionShell:
             event = self._failed(request, error)
         if not self.ended.is_set():
             self.feed(event)
+            if self._waiters:
+                self._wake_waiters()
 
     # ── pulls ─────────────────────────────────────────────────────────────────────────────────────
     def _begin_pull(self, request: Pull) -> None:
@@ -734,11 +782,11 @@ class SessionShell:
         if self.ended.is_set():
             return
         self.ended.set()
-        # The garbage collector does not track messages: one that a handler stores would otherwise
-        # keep the handler, and so the consumer, alive forever.
-        del self._dispatch
         self._quiet.set()
         self._turn_left.set()
+        # A message that a program keeps refers to this object, and must not keep the consumer.
+        self._dispatch = _ENDED
+        self._wake_waiters()
         self._set_timer(NEVER)
         if self._pull_call is not None:
             self._pull_call.cancel()
@@ -771,12 +819,64 @@ class SessionShell:
         return self.owner.codec
 
     def ack(self, message: Message) -> Any:
-        """Raise InvalidRequestError: a handler has the message."""
+        """Ack a message for the program. Raises InvalidRequestError if a handler has it."""
         check_not_in_handler(message)
+        return self._dispatch.ack(self, message)
 
-    def nack(self, message: Message, _after_s: float) -> Any:
-        """Raise InvalidRequestError: a handler has the message."""
+    def nack(self, message: Message, after_s: float) -> Any:
+        """Give a message back for the program. Raises InvalidRequestError if a handler has it."""
         check_not_in_handler(message)
+        return self._dispatch.nack(self, message, after_s)
+
+    def __reduce_ex__(self, _protocol: object) -> Any:
+        # A handler may pass its message to a pool of processes, where there is no shell.
+        delivery: Any = self
+        return copied_delivery(delivery)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self
+
+    def check_can_ack(self, message: Message) -> None:
+        """
+        Check that the program may ack a message.
+
+        Raises:
+            LeaseLostError: the partition was handed over, or its lease has ended.
+            UsageError: the consumer is open in another process or event loop.
+        """
+        binding = self.connections.loop_binding
+        if get_ident() != binding.thread:
+            binding.check_thread()
+        if self.has_given_up or self.ended.is_set() or self.lapsed:
+            raise LeaseLostError(partition_id=self.partition_id, offset=message.offset)
+
+    def has_stored(self, messages: list[Message]) -> bool:
+        """Return True if the broker has stored the outcome of handled messages."""
+        acks = self.state.acks
+        for message in messages:
+            is_apart = message.delivery is not self
+            if is_apart and self.state.parking:
+                return False
+            ref = message.partition_id, message.offset
+            if not is_apart and (ref in acks.awaited or message.offset in acks.handled):
+                return False
+        return True
+
+    async def wait_for_answer(self, timeout_s: float) -> None:
+        """Wait until the broker answers, or the partition ends, for at most so many seconds."""
+        if not self.ended.is_set():
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._waiters.append(waiter)
+            await asyncio.wait((waiter,), timeout=max(0.0, timeout_s))
+
+    def _wake_waiters(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def report_hang(self, message: Message, failure: Failure, running_ms: int) -> None:
         """Report to the broker that a message hangs in its handler."""

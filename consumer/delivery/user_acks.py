@@ -184,7 +184,7 @@ class UserAcks(ABC):
         while not (await asyncio.wait((ack_task,), timeout=ACK_STALL_S))[0]:
             previous, ready = ready, client.owner.ready_redelivery
             if ready is not None and ready is previous and client.acks.handled.at_range_limit:
-                raise _range_limit_error(client.partition_id, offset)
+                raise range_limit_error(client.partition_id, offset)
         if not ack_task.result():
             raise LeaseLostError(partition_id=client.partition_id, offset=offset)
 
@@ -254,7 +254,8 @@ class UserAcks(ABC):
 _by_offset = attrgetter("offset")
 
 
-def _range_limit_error(partition_id: int, offset: int) -> OverloadedError:
+def range_limit_error(partition_id: int, offset: int) -> OverloadedError:
+    """Return the error for an ack that waits for room which only the program can make."""
     error = OverloadedError(
         f"the ack of message {offset} of partition {partition_id} is not durable: the broker "
         "stores no more acks above the oldest unacked message, and the program does not take "

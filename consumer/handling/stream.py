@@ -37,6 +37,7 @@ from ...protocol.text import counted
 from ...rpc.race import Race
 from ..delivery.pulled_batch import PulledBatch
 from ..delivery.user_acks import are_parked_together
+from ..log_names import consumer_name
 from ..pulling.pull_client import PullClient, client_of
 from ..settings import ConsumerSettings
 from .arrow_batch import ArrowBatch
@@ -704,11 +705,12 @@ class Stream:
         warn(self._handler_log.build_summary(now_ms))
         if not self._is_used and (self._waiting or self._stored):
             first = (self._waiting or self._stored[0].messages())[0]
-            self._stream_watch.warn_if_not_iterated(first, self._waiting_count, now_ms)
+            name = consumer_name(first.subject, getattr(first.delivery, "group", ""))
+            self._stream_watch.warn_if_not_iterated(name, self._waiting_count, now_ms)
         waits = self._requesting.is_set() and not self._waiting
-        self._stream_watch.warn_if_not_acked(
-            self._unacked_messages if waits else None, self._used_method, now_ms
-        )
+        unacked = self._unacked_messages
+        blocking = unacked.blocking_message() if waits else None
+        self._stream_watch.warn_if_not_acked(blocking, unacked.waiting, self._used_method, now_ms)
 
     def leave(self) -> None:
         """Stop hand-overs from waiting for taken messages, because the consumer is closing."""

@@ -18,7 +18,7 @@ from ...protocol.text import counted
 from ...rpc.loop_binding import LoopBinding
 from ..delivery.copied import CopiedDelivery
 from ..delivery.user_acks import check_not_in_handler
-from ..log_names import consumer_name, message_name
+from ..log_names import message_name
 from ..pulling.pull_client import PullClient
 from .arrow_batch import ArrowBatch
 from .arrow_stream import ArrowStream
@@ -115,12 +115,19 @@ class IdleConsumerWarnings:
         are blocked by unacked ones.
         """
 
-    def warn_if_not_acked(self, unacked: UnackedMessages | None, method: str, now_ms: int) -> None:
-        """Warn that the user is waiting in vain, in the method `method`, because unacked messages
-        block the waiting ones.
+    def warn_if_not_acked(
+        self, blocking: Message[Any] | None, waiting: int, method: str, now_ms: int
+    ) -> None:
         """
-        blocking = None if unacked is None else unacked.blocking_message()
-        if unacked is None or blocking is None:
+        Warn that the user is waiting in vain, in the method `method`, because unacked messages
+        block others.
+
+        Args:
+            blocking: the one whose ack the largest number of others wait for; None: none waits, or
+                the user does not.
+            waiting: the number of messages that wait.
+        """
+        if blocking is None:
             self._blocked_since_ms = None
         elif self._blocked_since_ms is None:
             self._blocked_since_ms = now_ms
@@ -130,14 +137,12 @@ class IdleConsumerWarnings:
                 "%s waits for acks: %s until earlier messages of their keys are acked or returned, "
                 "such as %s; to get several messages of a key at once, use getmany()",
                 method,
-                counted(unacked.waiting, "message waits", "messages wait"),
+                counted(waiting, "message waits", "messages wait"),
                 message_name(blocking),
             )
 
-    def warn_if_not_iterated(self, first: Message[Any], waiting: int, now_ms: int) -> None:
-        """Warn that messages, the first of which is `first`, are waiting for a consumer that was
-        never iterated.
-        """
+    def warn_if_not_iterated(self, name: str, waiting: int, now_ms: int) -> None:
+        """Warn that messages are waiting for the consumer `name`, which was never iterated."""
         if self._idle_since_ms is None:
             self._idle_since_ms = now_ms
         elif now_ms - self._idle_since_ms >= NOT_ITERATED_MS:
@@ -145,7 +150,7 @@ class IdleConsumerWarnings:
             log.warning(
                 "%s has no handler and is not iterated: %s, and no other consumer gets its "
                 "partitions; pass handler=, or use: async for message in consumer",
-                consumer_name(first.subject, getattr(first.delivery, "group", "")),
+                name,
                 counted(waiting, "message waits", "messages wait"),
             )
 

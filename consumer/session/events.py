@@ -126,6 +126,8 @@ class WorkWanted(Struct, frozen=True):
     retries: int = 1
     run: int = 0
     """How many messages it would take as a run; 0: it takes none."""
+    together: bool = False
+    """True if it takes several messages of a key at once."""
 
 
 class WorkersFree(Struct, frozen=True):
@@ -143,6 +145,12 @@ class RunEnded(Struct, frozen=True):
     has_next: bool = False
     """True if the next one is in its handler, which waits, or has failed; the others go back."""
     wanted: int = 0
+
+
+class RunSpread(Struct, frozen=True):
+    """The program has all messages of the run, and of them it has handled the first `done`."""
+
+    done: int = 0
 
 
 class MessagesHandled(Struct, frozen=True, gc=False):
@@ -251,6 +259,7 @@ Event = (
     | WorkWanted
     | WorkersFree
     | RunEnded
+    | RunSpread
     | MessagesHandled
     | MessageFailed
     | BatchHandled

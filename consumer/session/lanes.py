@@ -1,12 +1,15 @@
 """The messages of a partition that wait for a worker, and the keys that are busy. Pure.
 
     store ─▶ stored, not opened ─▶ opened ─┬─ take_run: all to one worker, in order
+                                           │     ╰─ spread: all in hand, one by one
                                            ╰─ claim ─▶ in hand, its key is busy ─▶ finish
                                                 ╰─ key busy: waits in the queue of its key
 
 Invariants
     At most one message of a key is in hand, or waits for its next try; later ones wait in the queue
     of the key, in the order of their offsets. Messages without a key never wait for each other.
+    Messages of a key that one call has handed out together are in hand together; the key is free
+    when all of them have ended, and what fails of them waits for the earlier ones.
     A message costs nothing while its batch is stored. A key has a queue only while a message waits
     for another one of it.
 """
@@ -22,6 +25,7 @@ from typing import NamedTuple, Protocol
 
 from ...protocol.message import Message
 from ...protocol.offsets import Range
+from ...protocol.parked import Failure
 from .batches import PartitionBatches, Ref
 
 by_offset = attrgetter("offset")
@@ -81,10 +85,13 @@ class KeyLanes:
         "held_keyless",
         "in_hand",
         "is_ordered",
+        "last_failures",
+        "not_before_ms",
         "opened",
         "retries",
         "run",
         "stored",
+        "together",
     )
 
     def __init__(self, *, is_ordered: bool, batches: PartitionBatches | None = None) -> None:
@@ -107,6 +114,14 @@ class KeyLanes:
         """What a worker handles one after another, while nothing else is in hand."""
         self.retries: list[Waiting] = []
         """A heap of messages whose keys are busy."""
+        self.together: dict[bytes, list[Message]] = {}
+        """What is in hand of the keys of which several messages were handed out at once, in
+        order.
+        """
+        self.not_before_ms: dict[Ref, int] = {}
+        """When the next try is due of failed messages that wait for earlier ones of their keys."""
+        self.last_failures: dict[Ref, Failure] = {}
+        """Why messages are parked as soon as earlier ones of their keys have ended."""
         self._sequence = 0
 
     def may_have_more(self, now_ms: int) -> bool:
@@ -175,6 +190,78 @@ class KeyLanes:
         self.opened.extendleft(reversed(run[done + has_next :]))
         return run[:done]
 
+    def spread(self, done: int) -> list[Message]:
+        """End the run, of which `done` messages are handled and all others are in hand. Return the
+        handled ones.
+        """
+        run, busy, in_hand = self.run, self.busy, self.in_hand
+        self.run = []
+        firsts: dict[bytes, Message] = {}
+        for message in run[done:]:
+            key = message.key
+            if key and self.is_ordered:
+                if key in firsts:
+                    self.join(firsts[key], message)
+                else:
+                    firsts[key] = message
+                    busy[key] = None
+            in_hand[message.partition_id, message.offset] = message
+        return run[:done]
+
+    # ── several messages of a key ─────────────────────────────────────────────────────────────────
+    def join(self, first: Message, message: Message) -> None:
+        """Note that a message is handed out together with `first`, an earlier one of its key."""
+        self.together.setdefault(message.key, [first]).append(message)
+
+    def take_behind(self, message: Message) -> Message | None:
+        """Take the message that waits behind one of its key which is handed out now; None if there
+        is none that may be in hand together with it.
+        """
+        queue = self.busy.get(message.key)
+        if not queue or (queue[0].partition_id, queue[0].offset) in self.not_before_ms:
+            return None
+        behind = queue.popleft()
+        if not queue:
+            self.busy[message.key] = None
+        return behind
+
+    def leave(self, message: Message) -> bool:
+        """Note that a message is not in hand any more. Return True if others of its key are."""
+        key, together = message.key, self.together
+        if key not in together:
+            return False
+        others = [other for other in together[key] if other is not message]
+        if others:
+            together[key] = others
+        else:
+            del together[key]
+        return bool(others)
+
+    def take_back(self, failed: Message) -> list[Message]:
+        """Take back the messages that were handed out together with one that has failed, and after
+        it. They wait for it; return them.
+        """
+        key, in_hand = failed.key, self.in_hand
+        others = self.together.get(key)
+        if others is None:
+            return []
+        place = next(place for place, other in enumerate(others) if other is failed)
+        # Others are handled, and their acks are awaited.
+        later = [
+            each for each in others[place + 1 :] if (each.partition_id, each.offset) in in_hand
+        ]
+        for message in later:
+            del in_hand[message.partition_id, message.offset]
+            self.leave(message)
+        self.leave(failed)
+        self.queue_in_order(key, later)
+        return later
+
+    def queue_in_order(self, key: bytes, messages: list[Message]) -> None:
+        """Put messages that were in hand into the queue of their key."""
+        if messages:
+            self.busy[key] = deque(sorted([*messages, *(self.busy[key] or ())], key=by_offset))
+
     # ── one message at a time ─────────────────────────────────────────────────────────────────────
     def claim(self, message: Message) -> bool:
         """Make the message's key busy, and return True; if it is, queue the message."""
@@ -217,6 +304,8 @@ class KeyLanes:
         key = message.key
         if not key or not self.is_ordered:
             return
+        if self.together and self.leave(message):
+            return
         if self.busy[key] is None:
             del self.busy[key]
         else:
@@ -226,12 +315,25 @@ class KeyLanes:
         """Let the next message that waits for a key own it."""
         queue = self.busy[key]
         assert queue
-        self.again.append(queue.popleft())
+        message = queue.popleft()
         if not queue:
             self.busy[key] = None
+        due_ms = None
+        if self.not_before_ms:
+            due_ms = self.not_before_ms.pop((message.partition_id, message.offset), None)
+        if due_ms is None:
+            self.again.append(message)
+        else:
+            self.wait(message, due_ms)
 
     def wait(self, message: Message, due_ms: int) -> None:
-        """Keep a failed message, whose key stays busy, until `due_ms`."""
+        """Keep a failed message, whose key stays busy, until `due_ms`, and until earlier messages
+        of its key that are in hand have ended.
+        """
+        if message.key in self.together:
+            self.not_before_ms[message.partition_id, message.offset] = due_ms
+            self.queue_in_order(message.key, [message])
+            return
         self._sequence += 1
         heapq.heappush(self.retries, Waiting(due_ms, self._sequence, message))
 
@@ -261,9 +363,15 @@ class KeyLanes:
     # ── removals ──────────────────────────────────────────────────────────────────────────────────
     def remove_key(self, key: bytes, matches: Callable[[Message], bool]) -> list[Message]:
         """Free a key, and remove and return the made messages of it that match, in order. Others
-        that waited for the key come before all opened ones.
+        that waited for the key come before all opened ones. While earlier messages of it are in
+        hand, it stays busy.
         """
         queued = list(self.busy.pop(key, None) or ())
+        if key in self.together:
+            self.busy[key] = None
+        for message in queued:
+            self.not_before_ms.pop((message.partition_id, message.offset), None)
+            self.last_failures.pop((message.partition_id, message.offset), None)
         removed = [message for message in queued if matches(message)]
         for name in ("extra", "opened"):
             part: deque[Message] = getattr(self, name)
@@ -310,6 +418,8 @@ class KeyLanes:
         for part in (self.stored, self.opened, self.extra, self.again, self.retries):
             part.clear()
         self.held_keyless = None
+        self.not_before_ms.clear()
+        self.last_failures.clear()
         self.busy = dict.fromkeys(self.busy)
         if self.batches is not None:
             self.batches.clear()

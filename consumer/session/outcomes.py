@@ -19,6 +19,7 @@ from .events import (
     MessagesHandled,
     MessagesReturned,
     RunEnded,
+    RunSpread,
 )
 from .failure import Treatment, decide_treatment, pause_ms
 from .offsets import ranges_of
@@ -33,13 +34,22 @@ from .tenure import NEVER
 def on_run_ended(session: PartitionSession, event: RunEnded, now_ms: int) -> None:
     """A run has ended."""
     done = session.lanes.end_run(event.done, has_next=event.has_next)
+    _ack_run(session, done, now_ms)
+    take(session, now_ms, count=event.wanted, retries=event.wanted)
+
+
+def on_run_spread(session: PartitionSession, event: RunSpread, now_ms: int) -> None:
+    """The program acks or returns the messages of a run one by one."""
+    _ack_run(session, session.lanes.spread(event.done), now_ms)
+
+
+def _ack_run(session: PartitionSession, done: list[Message], now_ms: int) -> None:
     if done:
         handled = session.acks.handled
         for start, end in ranges_of(done):
             handled.add(start, end)
         session.intake.held -= len(done)
         make_ack_due(session, now_ms)
-    take(session, now_ms, count=event.wanted, retries=event.wanted)
 
 
 def make_ack_due(session: PartitionSession, now_ms: int) -> None:
@@ -51,7 +61,7 @@ def make_ack_due(session: PartitionSession, now_ms: int) -> None:
 
 def on_handled(session: PartitionSession, event: MessagesHandled, now_ms: int) -> None:
     """Handlers have returned."""
-    if session.is_plain and not session.redrives.owners:
+    if session.is_plain and not session.redrives.owners and not session.lanes.together:
         _ack_plain(session, event.messages, now_ms)
     else:
         for message in event.messages:
@@ -143,7 +153,11 @@ def on_failed(session: PartitionSession, event: MessageFailed, now_ms: int) -> N
         session.intake.held -= 1
         session.lanes.finish(message)
     elif is_own(session, message):
-        _fail(session, event, now_ms)
+        later = session.lanes.take_back(message) if session.lanes.together else []
+        for each in later:
+            each.attempt += 1
+            session.acks.failing.forget((each.partition_id, each.offset))
+        _fail(session, event, tuple(later), now_ms)
     else:
         _fail_redriven(session, event, now_ms)
     if is_suspect:
@@ -151,27 +165,40 @@ def on_failed(session: PartitionSession, event: MessageFailed, now_ms: int) -> N
     take(session, now_ms, count=event.wanted, retries=event.wanted)
 
 
-def _fail(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
+def _fail(
+    session: PartitionSession, event: MessageFailed, later: tuple[Message, ...], now_ms: int
+) -> None:
     message, settings = event.message, session.settings
     if not (session.tenure.is_live and now_ms < session.tenure.until_ms):
         # The next owner hands it out; this try counts.
         record_try(session, message, event.failure)
         session.make_ack_due(now_ms)
-        session.intake.held -= 1
+        session.intake.held -= 1 + len(later)
+        if later:
+            session.lanes.busy[message.key] = None
+            session.output.notes.append(FailureOutcome(message, Treatment.AGAIN, None, later))
         return
     has_order = bool(message.key) and not session.flights.is_shared
     treatment = decide_treatment(
         settings, attempt=message.attempt, has_order=has_order, is_asked=event.is_asked
     )
+    if treatment is Treatment.PARKED and message.key in session.lanes.together:
+        # Its key is parked when the earlier messages that are in hand have ended.
+        session.lanes.last_failures[message.partition_id, message.offset] = event.failure
+        record_try(session, message, event.failure)
+        make_ack_due(session, now_ms)
+        session.lanes.wait(message, now_ms)
+        session.output.notes.append(FailureOutcome(message, treatment, None, later))
+        return
     if treatment is not Treatment.AGAIN:
         pause = set_aside(
             session, message, treatment, event.failure, now_ms, asked_ms=event.asked_ms
         )
-        session.output.notes.append(FailureOutcome(message, treatment, pause))
+        session.output.notes.append(FailureOutcome(message, treatment, pause, later))
         return
     record_try(session, message, event.failure)
     make_ack_due(session, now_ms)
-    _wait(session, event, now_ms)
+    _wait(session, event, now_ms, later)
 
 
 def record_try(session: PartitionSession, message: Message, failure: Failure) -> None:
@@ -183,7 +210,12 @@ def record_try(session: PartitionSession, message: Message, failure: Failure) ->
     acks.failing.record(message, failure, is_own=True)
 
 
-def _wait(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
+def _wait(
+    session: PartitionSession,
+    event: MessageFailed,
+    now_ms: int,
+    later: tuple[Message, ...] = (),
+) -> None:
     """Let a failed message wait in place for its next try; its key stays busy."""
     message = event.message
     pause = pause_ms(
@@ -193,7 +225,7 @@ def _wait(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
     if session.flights.is_shared and is_own(session, message):  # it ends with the time in flight
         due_ms = min(due_ms, session.flights.begin_until_ms.get(message.offset, due_ms))
     session.lanes.wait(message, due_ms)
-    session.output.notes.append(FailureOutcome(message, Treatment.AGAIN, due_ms - now_ms))
+    session.output.notes.append(FailureOutcome(message, Treatment.AGAIN, due_ms - now_ms, later))
 
 
 def _fail_redriven(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
@@ -247,10 +279,17 @@ def on_hanging(session: PartitionSession, event: MessageHangs, now_ms: int) -> N
 def on_returned(session: PartitionSession, event: MessagesReturned, now_ms: int) -> None:
     """Messages come back of which no try counts."""
     lanes = session.lanes
+    together: dict[bytes, list[Message]] = {}
     for message in event.messages:
         del lanes.in_hand[message.partition_id, message.offset]
+        is_together = message.key in lanes.together
+        if is_together:
+            lanes.leave(message)
         if session.tenure.is_live and now_ms < session.tenure.until_ms:
-            lanes.again.append(message)
+            if is_together or message.key in together:
+                together.setdefault(message.key, []).append(message)
+            else:
+                lanes.again.append(message)
         elif is_own(session, message):
             session.acks.failing.forget((message.partition_id, message.offset))
             session.intake.held -= 1
@@ -259,3 +298,7 @@ def on_returned(session: PartitionSession, event: MessagesReturned, now_ms: int)
         suspects = session.suspects
         if suspects is not None and suspects.is_present(message):
             end_suspect(session)
+    for key, messages in together.items():
+        lanes.queue_in_order(key, messages)
+        if key not in lanes.together:
+            lanes.pass_on(key)

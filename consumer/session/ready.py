@@ -121,6 +121,8 @@ class FailureOutcome(Struct, frozen=True, gc=False):
     treatment: Treatment
     pause_ms: int | None = None
     """The milliseconds until the next try; None: there is none without an operator."""
+    returned: tuple[Message, ...] = ()
+    """Later messages of its key that the program had, and that were taken back with it."""
 
 
 class Ready(Struct, gc=False):

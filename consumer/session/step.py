@@ -48,6 +48,7 @@ from .events import (
     Pulled,
     ReleaseAllowed,
     RunEnded,
+    RunSpread,
     SettingsStored,
     SourceUnreadable,
     Stopped,
@@ -58,7 +59,7 @@ from .events import (
     WorkWanted,
 )
 from .hand_over import proceed, stop
-from .outcomes import on_failed, on_handled, on_hanging, on_returned, on_run_ended
+from .outcomes import on_failed, on_handled, on_hanging, on_returned, on_run_ended, on_run_spread
 from .ready import FailureOutcome, Note, Ready, Request
 from .state import PartitionSession
 from .suspects import SuspectPhase
@@ -120,7 +121,14 @@ def _on_settings(session: PartitionSession, event: SettingsStored, _now_ms: int)
 
 def _on_wanted(session: PartitionSession, event: WorkWanted, now_ms: int) -> None:
     if session.lanes.batches is None:
-        take(session, now_ms, count=event.count, retries=event.retries, run=event.run)
+        take(
+            session,
+            now_ms,
+            count=event.count,
+            retries=event.retries,
+            run=event.run,
+            together=event.together,
+        )
     else:
         take_batch(session, now_ms, retries=event.retries)
 
@@ -175,6 +183,7 @@ _APPLY: dict[type, Callable[[PartitionSession, Any, int], None]] = {
     WorkWanted: _on_wanted,
     WorkersFree: _on_workers_free,
     RunEnded: on_run_ended,
+    RunSpread: on_run_spread,
     MessagesHandled: on_handled,
     MessageFailed: on_failed,
     BatchHandled: on_batch_handled,

@@ -23,7 +23,15 @@ OPENED_MAX = 1_024
 """The largest number of messages of several batches that are opened for one run."""
 
 
-def take(session: PartitionSession, now_ms: int, *, count: int, retries: int, run: int = 0) -> None:
+def take(
+    session: PartitionSession,
+    now_ms: int,
+    *,
+    count: int,
+    retries: int,
+    run: int = 0,
+    together: bool = False,
+) -> None:
     """
     Hand out messages to one worker.
 
@@ -31,20 +39,28 @@ def take(session: PartitionSession, now_ms: int, *, count: int, retries: int, ru
         count: how many messages at most.
         retries: how many of them may be later tries.
         run: how many messages it would take as a run; 0: none.
+        together: True: it takes several messages of a key at once.
     """
     if count <= 0 or session.lanes.run or not session.tenure.may_hand_out(now_ms):
         return
     if session.suspects is not None and take_suspect(session, session.suspects, now_ms):
         return
     lanes = session.lanes
-    if run and _may_run(session, now_ms) and _take_run(session, run, now_ms):
+    if (
+        run
+        and _may_run(session, now_ms)
+        and _take_run(session, run, now_ms, is_limited=not together)
+    ):
+        return
+    if together and lanes.is_ordered:
+        _take_together(session, count, now_ms)
         return
     is_due = bool(retries and lanes.retries) and lanes.retries[0].due_ms <= now_ms
     if not (is_due or lanes.extra) and session.is_plain:
         _take_plain(session, count, now_ms)
         return
     left = count
-    while retries and left and (message := lanes.take_due(now_ms)) is not None:
+    while retries and left and (message := take_due(session, now_ms)) is not None:
         if _is_late(session, message, now_ms):
             drop(session, message)
             continue
@@ -65,6 +81,56 @@ def take(session: PartitionSession, now_ms: int, *, count: int, retries: int, ru
         if lanes.claim(message):
             left -= 1
             _hand_out(session, message, now_ms)
+
+
+def take_due(session: PartitionSession, now_ms: int) -> Message | None:
+    """Take a failed message whose next try is due, and park those that have had their last one."""
+    lanes = session.lanes
+    while (message := lanes.take_due(now_ms)) is not None:
+        failure = None
+        if lanes.last_failures:
+            failure = lanes.last_failures.pop((message.partition_id, message.offset), None)
+        if failure is None:
+            return message
+        set_aside(session, message, Treatment.PARKED, failure, now_ms)
+    return None
+
+
+def _take_together(session: PartitionSession, count: int, now_ms: int) -> None:
+    """Hand out messages, as `take` does, with as many later ones of their keys as possible."""
+    lanes, hand_out = session.lanes, session.output.hand_out
+    firsts: dict[bytes, Message] = {}
+    """The first message of each key that is handed out now."""
+
+    def hand_out_with_later(message: Message) -> None:
+        _hand_out(session, message, now_ms)
+        if not message.key or not is_own(session, message):
+            return
+        firsts[message.key] = message
+        while len(hand_out) < count and (behind := lanes.take_behind(message)) is not None:
+            lanes.join(message, behind)
+            _hand_out(session, behind, now_ms)
+
+    while len(hand_out) < count and (message := take_due(session, now_ms)) is not None:
+        message.attempt += 1
+        hand_out_with_later(message)
+    while len(hand_out) < count and lanes.again:
+        hand_out_with_later(lanes.again.popleft())
+    while len(hand_out) < count and lanes.extra:
+        message = lanes.extra.popleft()
+        if lanes.claim(message):
+            _hand_out(session, message, now_ms)
+    while len(hand_out) < count and (lanes.opened or open_next(session, now_ms)):
+        message = lanes.opened.popleft()
+        key = message.key
+        if key in firsts and lanes.busy[key] is None:
+            lanes.join(firsts[key], message)
+        elif lanes.claim(message):
+            if key:
+                firsts[key] = message
+        else:
+            continue
+        _hand_out(session, message, now_ms)
 
 
 def _take_plain(session: PartitionSession, count: int, now_ms: int) -> None:
@@ -147,11 +213,11 @@ def _may_run(session: PartitionSession, now_ms: int) -> bool:
     )
 
 
-def _take_run(session: PartitionSession, count: int, now_ms: int) -> bool:
+def _take_run(session: PartitionSession, count: int, now_ms: int, *, is_limited: bool) -> bool:
     lanes = session.lanes
     while len(lanes.opened) < count and lanes.stored:
         next_count = sum(end - start for start, end in lanes.stored[0].ranges)
-        if lanes.opened and len(lanes.opened) + next_count > OPENED_MAX:
+        if is_limited and lanes.opened and len(lanes.opened) + next_count > OPENED_MAX:
             break
         open_next(session, now_ms)
     while lanes.opened:
@@ -221,7 +287,7 @@ def take_suspect(session: PartitionSession, suspects: SuspectMessages, now_ms: i
     lanes = session.lanes
     if suspects.message is not None or not lanes.is_idle:
         return True
-    due = lanes.take_due(now_ms)
+    due = take_due(session, now_ms)
     if due is not None:  # it has failed, so it has not ended the process
         due.attempt += 1
         _hand_out(session, due, now_ms)

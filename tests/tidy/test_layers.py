@@ -84,7 +84,7 @@ LAYERS: dict[str, set[str]] = {
     "consumer/pulling": {"consumer/delivery", "consumer/parking"},
     "consumer/handling": {"consumer/delivery", "consumer/pulling"},
     "consumer/session": set(),
-    "consumer/dispatch": {"consumer/handling", "consumer/session"},
+    "consumer/dispatch": {"consumer/delivery", "consumer/handling", "consumer/session"},
     "consumer/reading": {"consumer/delivery", "consumer/pulling"},
     "cli/commands": set(),
     "cli/demo": set(),

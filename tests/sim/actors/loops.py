@@ -13,10 +13,10 @@ from typing import Any
 
 from keylane.checker.events import SetAside
 from keylane.consumer.client import Consumer
+from keylane.consumer.dispatch.loop import LoopDispatch
 from keylane.consumer.dispatch.workers import WorkerPool
 from keylane.consumer.handling.arrow_batch import ArrowBatch
 from keylane.consumer.handling.stream import Stream
-from keylane.consumer.pulling.pull_client import PullClient
 from keylane.consumer.session_shell import SessionShell
 from keylane.consumer.settings import FailurePolicy
 from keylane.protocol.errors import ClosedError, KeylaneError
@@ -191,6 +191,8 @@ class LoopingHost(ConsumerHost):
             self._note_alone(message.partition_id, message.fencing_token, message.offset)
 
     def _note_alone(self, partition_id: int, token: int, offset: int) -> None:
+        if (partition_id, token, offset) in self._buried:
+            return
         self._buried.add((partition_id, token, offset))
         ranges = ((offset, offset + 1),)
         self._record(SetAside(self.group, partition_id, token, ranges, alone=True))
@@ -206,11 +208,18 @@ class LoopingHost(ConsumerHost):
             make = assignments._new_client
 
             def made(grant: Any) -> Any:
-                client = make(grant)
+                client: Any = make(grant)
                 if isinstance(client, SessionShell):
                     self._watch_session(client)
-                else:
-                    self._watch_client(client)
+                    return client
+                dead_letter = client.dead_letter
+
+                def buried(message: Message, failure: Any) -> None:
+                    place = message.partition_id, message.fencing_token, message.offset
+                    self._note_alone(*place)
+                    dead_letter(message, failure)
+
+                client.dead_letter = buried
                 return client
 
             assignments._new_client = made  # type: ignore[method-assign]
@@ -218,31 +227,18 @@ class LoopingHost(ConsumerHost):
 
         consumer._new_assignments = watched  # type: ignore[method-assign]
 
-    def _watch_client(self, client: PullClient) -> None:
-        dead_letter = client.dead_letter
-
-        def buried(message: Message, failure: Any) -> None:
-            place = message.partition_id, message.fencing_token, message.offset
-            if place not in self._buried:
-                self._note_alone(*place)
-            dead_letter(message, failure)
-
-        client.dead_letter = buried  # type: ignore[method-assign]
-
     def _watch_session(self, shell: SessionShell) -> None:
         ask = shell.ask
 
-        def asked(event: Any) -> list[Message]:
+        def watched(event: Any) -> list[Message]:
             messages = ask(event)
-            for park in shell.state.parking._unstored_parks():
-                for start, end in park.ranges if park.key is None else ():
+            for change in shell.state.parking._unstored_parks():
+                for start, end in change.ranges if change.key is None else ():
                     for offset in range(start, end):
-                        place = shell.partition_id, shell.token, offset
-                        if place not in self._buried:
-                            self._note_alone(*place)
+                        self._note_alone(shell.partition_id, shell.token, offset)
             return messages
 
-        shell.ask = asked  # type: ignore[method-assign]
+        shell.ask = watched  # type: ignore[method-assign]
 
     def _check_poison(self, message: Message) -> None:
         try:
@@ -381,6 +377,11 @@ def _rows(batch: ArrowBatch) -> list[Message]:
 def has_opened(host: ConsumerHost) -> bool:
     """True while a loop has opened messages that it did not hand out, and none is paused."""
     dispatch = host.consumer._dispatcher if host.consumer is not None else None
+    if isinstance(dispatch, LoopDispatch):
+        shells = list(dispatch._shells)
+        return not any(shell.paused for shell in shells) and any(
+            shell.state.lanes.opened for shell in shells
+        )
     return isinstance(dispatch, Stream) and bool(dispatch._waiting) and not dispatch._paused
 
 

@@ -33,6 +33,7 @@ from keylane.consumer.session.events import (
     Paused,
     Pulled,
     RunEnded,
+    RunSpread,
     SourceUnreadable,
     Stopped,
     Tick,
@@ -43,6 +44,7 @@ from keylane.consumer.session.events import (
 )
 from keylane.consumer.session.ready import (
     CancelHandlers,
+    FailureOutcome,
     FindBroker,
     LeaveAncestor,
     LeaveTurn,
@@ -140,7 +142,13 @@ class History:
         self.settings = settings or rng.choice(EXCLUSIVE)
         self.is_shared = self.settings in SHARED
         self.is_broadcast = self.settings.broadcast
-        self.in_batches = rng.random() < 0.15
+        self.in_batches = rng.random() < 0.2
+        is_exclusive = not (self.is_shared or self.is_broadcast)
+        is_early = self.settings.ack is AckMode.BEFORE
+        self.takes_many = (
+            is_exclusive and not is_early and not self.in_batches and rng.random() < 0.4
+        )
+        """True for a program that takes several messages of a key at once."""
         self.acked = AckedOffsets()
         """What a broadcast consumer has acked."""
         is_small = rng.random() < 0.3
@@ -152,7 +160,10 @@ class History:
         if self.in_batches and rng.random() < 0.6:
             self.drawn = _DRAWN_IN_BATCHES
             self.keys = KEYS[:2]
-        self.is_early = self.settings.ack is AckMode.BEFORE
+        elif self.takes_many and rng.random() < 0.6:
+            self.drawn = _DRAWN_AT_ONCE
+            self.keys = KEYS[:3]
+        self.is_early = is_early
         self.broker.is_early = self.is_early
         self.is_away = rng.random() < 0.3
         """True if nothing of a source can be read that has an unreadable message."""
@@ -283,9 +294,10 @@ class History:
                     raise BrokenPromiseError("a run beside messages in hand")
                 self.run = ready.hand_out
             else:
-                for message in ready.hand_out:
-                    self._begin(message)
-                    self.hands[message.partition_id, message.offset] = message
+                self._begin_all(ready.hand_out)
+        for note in ready.notes:
+            if type(note) is FailureOutcome:
+                self._take_back(note)
         self._check_timer()
         if self.is_broadcast:
             self._take_acks()
@@ -392,6 +404,27 @@ class History:
         if session.tenure.is_acquired and due_ms < self.wait_until_ms:
             raise BrokenPromiseError("an ack is due before the timer")
 
+    def _begin_all(self, messages: list[Message]) -> None:
+        """A worker has messages, or a program has several of a key at once."""
+        if self.takes_many:
+            self.beginning = {message.offset for message in messages}
+        for message in messages:
+            self._begin(message)
+        self.beginning = set()
+        self.hands.update(((each.partition_id, each.offset), each) for each in messages)
+
+    def _take_back(self, outcome: FailureOutcome) -> None:
+        """What was handed out after a failed message of its key comes back with it."""
+        failed = outcome.message
+        for message in outcome.returned:
+            if self.hands.pop((message.partition_id, message.offset), None) is None:
+                raise BrokenPromiseError(f"offset {message.offset} comes back, and was not in hand")
+            self.troubled.pop(message.offset, None)
+        for other in self.hands.values():
+            is_later = other.key == failed.key and other.offset > failed.offset
+            if self.takes_many and failed.key and is_later and not self._is_loose(failed.offset):
+                raise BrokenPromiseError(f"offset {other.offset} stays in hand without its key")
+
     def _begin_batch(self, batch: list[Message]) -> None:
         """A handler begins with messages that have one outcome."""
         owners = self.session.redrives.owners
@@ -453,7 +486,8 @@ class History:
 
     def _check_order(self, offset: int, key: bytes) -> None:
         for other in self.hands.values():
-            if other.key == key and not self._is_loose(other.offset):
+            is_beside = other.key == key and other.offset not in self.beginning
+            if is_beside and not self._is_loose(other.offset):
                 raise BrokenPromiseError(f"offset {offset} begins beside {other.offset} of its key")
         acks_each = self.settings.ack is AckMode.EACH
         for earlier in self.offsets_of[key]:
@@ -484,6 +518,8 @@ class History:
             return
         if self.broker.where_parked(offset):
             return  # it was set aside, and is redriven
+        if offset in self.failed and all(map(self._is_cleared, self.suspects)):
+            return  # it has ended no process, and neither has any other one
         if self.hands or len(self.beginning) > 1:
             others = [*self.hands, *self.beginning]
             raise BrokenPromiseError(f"suspect {offset} begins beside {others}")
@@ -497,6 +533,12 @@ class History:
         if offset not in self.recorded:
             raise BrokenPromiseError(f"suspect {offset} begins without a record")
         self.failed.add(offset)
+
+    def _is_cleared(self, offset: int) -> bool:
+        """True if a suspect is acked or set aside, or has begun alone and failed."""
+        if self.broker.is_settled(offset) or self.broker.where_parked(offset):
+            return True
+        return offset in self.failed and (PARTITION_ID, offset) not in self.hands
 
     def _begin_shared(self, offset: int) -> None:
         until_ms = self.in_flight_until_ms.get(offset, 0)
@@ -690,9 +732,13 @@ class History:
 
     def want(self) -> None:
         count = len(self.batches if self.in_batches else self.hands)
-        if self.run or count >= 3 or self.must_cancel:
+        if self.run or count >= (6 if self.takes_many else 3) or self.must_cancel:
             return
         run = self.rng.choice((0, 0, 1, 8)) if not self.hands else 0
+        if self.takes_many:
+            count = self.rng.randint(1, 6)
+            self.feed(WorkWanted(count, count, min(run, count), together=True))
+            return
         self.feed(WorkWanted(self.rng.randint(1, 2), 1, run))
 
     def progress_run(self) -> None:
@@ -706,6 +752,9 @@ class History:
             has_next = False
         else:
             has_next = done < len(run) and self.rng.random() < 0.7
+            if self.takes_many and self.rng.random() < 0.8:
+                self._spread_run(done)
+                return
         self.run = []
         for message in run[:done]:
             self._begin(message)
@@ -715,6 +764,27 @@ class History:
             self._begin(message)
             self.hands[message.partition_id, message.offset] = message
         self.feed(RunEnded(done, has_next))
+
+    def _spread_run(self, done: int) -> None:
+        """The program has the whole run, and acks its first messages."""
+        run, self.run = self.run, []
+        self._begin_all(run)
+        for message in run[:done]:
+            del self.hands[message.partition_id, message.offset]
+            self._handle(message)
+        self.feed(RunSpread(done))
+
+    def put_back(self) -> None:
+        """A call was interrupted that would have returned messages."""
+        message = self._pick() if self.takes_many else None
+        if message is None:
+            return
+        refs = [ref for ref, other in self.hands.items() if other.key and other.key == message.key]
+        later = [self.hands.pop(ref) for ref in refs if ref[1] > message.offset]
+        if self.session.tenure.phase is SessionPhase.STOPPING:
+            for each in (message, *later):
+                self.troubled.pop(each.offset, None)
+        self.feed(MessagesReturned([message, *later]))
 
     def _handle(self, message: Message) -> None:
         self.broker.handled.add(message.offset)
@@ -1063,6 +1133,7 @@ ACTIONS: list[tuple[int, Callable[[History], None]]] = [
     (1, History.stop),
     (1, History.crash),
     (1, History.fence),
+    (1, History.put_back),
 ]
 MORE: tuple[list[tuple[int, Callable[[History], None]]], ...] = (
     [],
@@ -1072,6 +1143,7 @@ MORE: tuple[list[tuple[int, Callable[[History], None]]], ...] = (
 )
 """What some histories have more of."""
 IN_BATCHES = [(20, History.fail), (20, History.want), (8, History.pass_time), (4, History.send)]
+AT_ONCE = [*IN_BATCHES, (10, History.progress_run), (4, History.put_back), (4, History.operate)]
 
 
 def _drawn(more: list[tuple[int, Callable[[History], None]]]) -> list[str]:
@@ -1080,3 +1152,4 @@ def _drawn(more: list[tuple[int, Callable[[History], None]]]) -> list[str]:
 
 _DRAWN = list(map(_drawn, MORE))
 _DRAWN_IN_BATCHES = _drawn(IN_BATCHES)
+_DRAWN_AT_ONCE = _drawn(AT_ONCE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from keylane.consumer.session import (
@@ -35,6 +36,7 @@ from keylane.consumer.session.lanes import KeyLanes, by_offset
 from keylane.consumer.session.offsets import HandledOffsets, PullOffsets
 from keylane.consumer.session.parking import PartitionParking
 from keylane.consumer.session.pull_size import PullSize
+from keylane.consumer.session.ready import FailureOutcome
 from keylane.consumer.session.redrive import RedriveWindows
 from keylane.consumer.session.state import PartitionSession
 from keylane.consumer.session.suspects import SuspectMessages
@@ -116,6 +118,74 @@ def key_freed_before_it_is_stored(patches: Patches) -> None:
         session.acks.awaited.clear()
 
     before = _on_event(patches, MessagesHandled, confirm)
+
+
+# ── several messages of a key ─────────────────────────────────────────────────────────────────────
+def later_ones_stay_with_the_program(patches: Patches) -> None:
+    """A message fails, and the program keeps those that it has of its key."""
+
+    def take_back(self: Any, failed: Any) -> list[Any]:
+        self.leave(failed)
+        return []
+
+    patches.set(KeyLanes, "take_back", take_back)
+
+
+def key_freed_with_the_first_of_several(patches: Patches) -> None:
+    """Later messages of a key are handed out while others of it are in hand."""
+
+    def leave(self: Any, message: Any) -> bool:
+        real(self, message)
+        self.together.pop(message.key, None)
+        return False
+
+    real = patches.set(KeyLanes, "leave", leave)
+
+
+def failed_one_overtakes_earlier_ones(patches: Patches) -> None:
+    """A message is tried again while earlier ones of its key are in hand."""
+
+    def wait(self: Any, message: Any, due_ms: int) -> None:
+        together, self.together = self.together, {}
+        real(self, message, due_ms)
+        self.together = together
+
+    real = patches.set(KeyLanes, "wait", wait)
+
+
+def taken_back_behind_later_ones(patches: Patches) -> None:
+    """What comes back with a failed message is handed out after what waited for it."""
+
+    def queue_in_order(self: Any, key: bytes, messages: Any) -> None:
+        if messages:
+            self.busy[key] = deque([*(self.busy[key] or ()), *messages])
+
+    patches.set(KeyLanes, "queue_in_order", queue_in_order)
+
+
+def parked_before_earlier_ones_have_ended(patches: Patches) -> None:
+    """A key is parked without the first messages of it, which are in hand."""
+
+    def fail(session: Any, event: Any, later: Any, now_ms: int) -> None:
+        together, session.lanes.together = session.lanes.together, {}
+        real(session, event, later, now_ms)
+        session.lanes.together = together
+
+    real = patches.set(outcomes, "_fail", fail)
+
+
+def program_told_too_little(patches: Patches) -> None:
+    """The program does not learn which messages were taken back."""
+
+    def outcome(message: Any, treatment: Any, pause: Any = None, returned: Any = ()) -> Any:
+        return FailureOutcome(message, treatment, pause)
+
+    patches.set(outcomes, "FailureOutcome", outcome)
+
+
+def joined_ones_not_noted(patches: Patches) -> None:
+    """Only the first of several messages of a key is known to be in hand."""
+    patches.set(KeyLanes, "join", lambda self, first, message: None)
 
 
 # ── batches ───────────────────────────────────────────────────────────────────────────────────────
@@ -582,6 +652,13 @@ MUTANTS = [
         later_messages_not_parked,
         parked_key_handed_out,
         key_freed_before_it_is_stored,
+        later_ones_stay_with_the_program,
+        key_freed_with_the_first_of_several,
+        failed_one_overtakes_earlier_ones,
+        taken_back_behind_later_ones,
+        parked_before_earlier_ones_have_ended,
+        program_told_too_little,
+        joined_ones_not_noted,
         keys_of_a_failed_batch_freed,
         newer_half_beside_the_older_one,
         other_half_forgotten,

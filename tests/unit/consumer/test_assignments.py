@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from types import SimpleNamespace
 
 from keylane.consumer import assignments as module
 from keylane.consumer.assignments import Assignments
@@ -51,11 +50,11 @@ class PartitionClient:
         self.token_is_single_use = True
         self.renewed_ms = 0
         self.deadline_ms = 0
-        self.lifetime = SimpleNamespace(fence=0)
+        self.fence = 0
         self.handlers_end = asyncio.Event()
         self.handlers_end.set()
         self.grants: list[Grant] = []
-        self.parking = SimpleNamespace(update_grant=self.grants.append)
+        self.update_grant = self.grants.append
 
     def renew(self, deadline_ms, address):
         self.deadline_ms = deadline_ms
@@ -211,7 +210,7 @@ async def test_shared_token_is_taken_up_again_unless_it_is_fenced():
     assert not side.released, "other sessions have the token too"
     side.made[1].token_is_single_use = False
     side.made[1].fenced = True
-    side.made[1].lifetime.fence = 9
+    side.made[1].fence = 9
     side.assignments.start_hand_over(side.made[1])
     await asyncio.sleep(0.1)
     assert (1, 1, 9) in side.released
