@@ -1,5 +1,4 @@
-"""Deletes subjects and consumer groups: asks for confirmation, starts the deletion, and shows its
-progress.
+"""Deletes subjects and consumer groups: starts the deletion, and shows its progress.
 
 The metaserver does the work even if the command is interrupted; repeating the command shows the
 progress.
@@ -8,10 +7,7 @@ progress.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
-
-import click
 
 from ...admin import Admin, GroupDeletion, SubjectDeletion
 from ...protocol.text import counted
@@ -22,19 +18,6 @@ from ..status import showing
 
 POLL_SECONDS = 0.1
 Deletion = SubjectDeletion | GroupDeletion
-
-
-def will_ask(*, yes: bool) -> bool:
-    """Return True if `confirm` will ask, which it does on a terminal without --yes."""
-    return not yes and sys.stdin.isatty()
-
-
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask the user for confirmation, and exit with status 1 if they decline. Does not ask if `yes`
-    is set or standard input is not a terminal.
-    """
-    if will_ask(yes=yes):
-        click.confirm(question, abort=True, err=True)
 
 
 async def delete(

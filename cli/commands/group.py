@@ -265,7 +265,8 @@ def group_delete(
     """Delete a consumer group and its progress; repeat the command to see the deletion's
     progress.
     """
-    from .deletion import confirm, delete
+    from ..confirmation import confirm
+    from .deletion import delete
 
     confirm(f"Delete group {group} of {subject} with its progress?", yes=yes)
     common.run(

@@ -22,12 +22,12 @@ from ...admin import (
 )
 from ...protocol.errors import UnreachableError
 from ...protocol.text import counted
+from ..confirmation import confirm, will_ask
 from ..connection import open_admin
 from ..failing import failing_lines
 from ..options import OutputFormat
 from ..screen import make_table, run, show_data, show_line, show_table
 from ..status import showing
-from .deletion import confirm, will_ask
 
 POLL_SECONDS = 0.1
 

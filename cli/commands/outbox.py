@@ -236,7 +236,7 @@ async def _purge(
     options: OutboxOptions, meta: str, *, waiting: bool, force: bool, yes: bool
 ) -> None:
     """Count and show the rows before deleting them, asking for confirmation on a terminal."""
-    from .deletion import confirm, will_ask
+    from ..confirmation import confirm, will_ask
 
     purge = _select_purge(options, meta, waiting=waiting, force=force, yes=yes)
     change = await purge(dry_run=True)

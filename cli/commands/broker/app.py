@@ -180,8 +180,8 @@ def broker_accept(
     """Let a refused broker serve an older copy of the data folder, and give up the messages that
     the copy lacks.
     """
+    from ...confirmation import confirm, will_ask
     from ...screen import run
-    from ..deletion import confirm, will_ask
     from .groups import show_accepted, show_outdated
 
     if not dry_run and will_ask(yes=yes):

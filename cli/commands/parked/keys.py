@@ -10,10 +10,11 @@ from ....admin import Admin, ParkedKeyView, ParkState
 from ....protocol.errors import ConfigError
 from ....protocol.scheduled.deliver_at import format_time
 from ....protocol.text import counted
+from ...confirmation import confirm
 from ...connection import open_admin
 from ...options import OutputFormat
 from ...screen import make_table, show_data, show_line, show_table
-from .selection import RedriveOptions, Selection, confirm, failure_text, key_fields, key_text
+from .selection import RedriveOptions, Selection, failure_text, key_fields, key_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -69,7 +70,8 @@ async def redrive_parked(
             views = await list_views(admin, subject, group, selection)
             parked = [view for view in views if view.state is not ParkState.REDRIVING]
             if parked:
-                confirm(f"Redrive {_count_text(parked)} of {group} on {subject}?", yes=options.yes)
+                question = f"Redrive {_count_text(parked)} of {group} on {subject}?"
+                confirm(question, yes=options.yes, required=True)
         redriven = await admin.redrive(
             subject,
             group,

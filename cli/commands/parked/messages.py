@@ -16,6 +16,7 @@ from ....admin import Admin, ParkedMessage
 from ....protocol.errors import ConfigError, NotFoundError, Reason
 from ....protocol.scheduled.deliver_at import format_time
 from ....protocol.text import counted
+from ...confirmation import confirm, handling_interrupts, leave_interrupt
 from ...connection import open_admin
 from ...message_json import message_fields
 from ...options import OutputFormat, parse_headers
@@ -26,7 +27,6 @@ from .selection import (
     MessageOptions,
     Selection,
     SkipOptions,
-    confirm,
     failure_fields,
     failure_text,
     key_text,
@@ -138,7 +138,7 @@ async def skip_parked(
                 title = f"{description}: no consumer of {group} will handle"
                 is_complete = count <= len(preview)
                 show_table(message_table(f"{title} these" if is_complete else title, preview))
-            confirm(f"Skip {description}?", yes=options.yes)
+            confirm(f"Skip {description}?", yes=options.yes, required=True)
             skipped = await admin.skip(subject, group, **selection.arguments, first=first)
     partition_ids = sorted({view.partition_id for view in views})
     if output is not OutputFormat.TABLE:
@@ -185,7 +185,8 @@ async def edit_parked(
         if edit.in_editor:
             original = await admin.parked_message(subject, group, **arguments)
             assert original.message is not None
-            new_value = await asyncio.to_thread(edit_in_editor, original.message.value)
+            with handling_interrupts(leave_interrupt):
+                new_value = await asyncio.to_thread(edit_in_editor, original.message.value)
             if new_value is None and properties is None:
                 show_line("not changed")
                 return

@@ -1,16 +1,13 @@
-"""The options of `keylane parked` and `keylane dead`, which select keys and messages, describe
-edits, and ask for confirmation.
+"""The options of `keylane parked` and `keylane dead`, which select keys and messages, and describe
+edits.
 """
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING, Annotated, Any
-
-import click
 
 from ....protocol.errors import ConfigError, InputError
 from ....protocol.parked import Failure
@@ -330,17 +327,3 @@ def key_fields(view: ParkedKeyView) -> dict[str, object]:
         "first_offset": view.first_offset,
         **({} if view.tries is None else {"tries": view.tries, "next_ms": view.next_ms}),
     }
-
-
-def confirm(question: str, *, yes: bool) -> None:
-    """
-    Ask the user for confirmation, and exit with status 1 if they decline.
-
-    Raises:
-        ConfigError: the input is not a terminal, and `yes` is False.
-    """
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise ConfigError(f"{question}  This is not a terminal: pass --yes to confirm.")
-    click.confirm(question, abort=True, err=True)

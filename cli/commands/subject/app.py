@@ -124,7 +124,7 @@ def subject_publish(
     """Publish a hidden subject: its messages are appended to those of the subject, all at once.
     Repeating the command changes nothing.
     """
-    from ..deletion import confirm
+    from ...confirmation import confirm
     from .subjects import publish_subject, show_parked
 
     if replace:
@@ -207,7 +207,8 @@ def subject_delete(
     """Delete a subject with its messages and consumer groups; repeat the command to see the
     progress.
     """
-    from ..deletion import confirm, delete
+    from ...confirmation import confirm
+    from ..deletion import delete
 
     confirm(f"Delete subject {subject} with all its messages?", yes=yes)
     common.run(

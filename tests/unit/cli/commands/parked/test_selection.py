@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from keylane.admin import Failure, ParkedKeyView, ParkedMessage, ParkState
@@ -12,7 +10,6 @@ from keylane.cli.commands.parked.messages import message_table
 from keylane.cli.commands.parked.selection import (
     Selection,
     SkipOptions,
-    confirm,
     key_fields,
     key_text,
 )
@@ -176,13 +173,6 @@ def test_table_has_a_row_for_each_message():
     first, second = cells(message_table("a", [known, gone]))
     assert first == ["3", "9", "1970-01-01T00:00:00.000+00:00", "a", "v" * 100 + "…"]
     assert second == ["3", "8", "-", "-", "(removed)"]
-
-
-def test_change_needs_a_yes_without_a_terminal(monkeypatch: pytest.MonkeyPatch):
-    confirm("Skip?", yes=True)
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
-    with pytest.raises(ConfigError, match="--yes"):
-        confirm("Skip?", yes=False)
 
 
 def test_table_has_a_row_for_many_errors_of_one_kind():
