@@ -177,7 +177,7 @@ for _name, (_module, _group, _help) in {
     app.add_command(LazyGroup(_name, (_module, _group), _help))
 
 
-@app.add()
+@app.add(shows=".commands.dev:DevCluster")
 def dev(
     data: Annotated[Path, Option(help="Folder for everything stored.")] = Path("keylane-data"),
     port: Annotated[
@@ -226,7 +226,7 @@ def dev(
     raise click.exceptions.Exit(status)
 
 
-@app.add()
+@app.add(shows=".commands.wait:ReadyServers")
 @expand_options
 def wait(
     brokers: Annotated[
@@ -247,7 +247,7 @@ def wait(
     common.run(wait_for_servers, brokers=brokers, timeout_s=timeout)
 
 
-@app.add()
+@app.add(shows=".demo.report:Result")
 def demo(
     rows: Annotated[
         int,
@@ -271,7 +271,10 @@ def demo(
     raise click.exceptions.Exit(run_demo(output, rows=rows, keep=keep, data=data))
 
 
-@app.add()
+@app.add(
+    shows=".commands.produce:InputLine ..protocol.message:Receipt "
+    "..protocol.scheduled.receipt:ScheduledReceipt"
+)
 @expand_options
 def produce(
     *,
@@ -318,7 +321,7 @@ def produce(
     common.run(run_produce, options)
 
 
-@app.add()
+@app.add(shows=".message_json:MessageFields")
 @expand_options
 def consume(
     *,
@@ -363,7 +366,7 @@ def consume(
     )
 
 
-@app.add()
+@app.add(shows=".message_json:MessageFields")
 @expand_options
 def read(
     *,

@@ -82,7 +82,7 @@ OutputOption = Annotated[
         parser=OutputFormat.parse,
         metavar="table|json|TEMPLATE",
         help="For people, for programs, or a line for each row: text with fields of the JSON in "
-        "braces.",
+        "braces; '{}' lists them.",
         complete=lambda _ctx, _param, _incomplete: ["table", "json"],
     ),
 ]

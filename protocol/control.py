@@ -722,7 +722,7 @@ class PartlyPosted(ErrorBody, frozen=True, kw_only=True):
 
 class MessageView(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A stored message. The key and the value are text if they are valid UTF-8, and base64
-    otherwise.
+    otherwise. `key` is null for a message without a key.
     """
 
     partition_id: int
@@ -730,7 +730,7 @@ class MessageView(Struct, frozen=True, kw_only=True, omit_defaults=True):
     queue: int
     logic_offset: int
     sent_at_ns: int
-    key: str | msgspec.UnsetType = msgspec.UNSET
+    key: str | msgspec.UnsetType | None = msgspec.UNSET
     key_base64: bytes | msgspec.UnsetType = msgspec.UNSET
     value: str | msgspec.UnsetType = msgspec.UNSET
     value_base64: bytes | msgspec.UnsetType = msgspec.UNSET

@@ -43,7 +43,7 @@ SubjectOption = Annotated[
 
 
 # ── tokens ────────────────────────────────────────────────────────────────────────────────────────
-@token_app.add("create")
+@token_app.add("create", shows="..admin:MadeToken")
 @expand_options
 def create_token(
     principal: PrincipalArgument,
@@ -67,7 +67,7 @@ def create_token(
     )
 
 
-@token_app.add("list")
+@token_app.add("list", shows="..admin:TokenList")
 @expand_options
 def list_tokens(principal: OnlyPrincipalArgument = None, *, common: CommonOptions) -> None:
     """Show all tokens by id; the tokens themselves are not stored."""
@@ -80,7 +80,7 @@ def list_tokens(principal: OnlyPrincipalArgument = None, *, common: CommonOption
     common.ask(lambda admin: admin.list_tokens(principal), show)
 
 
-@token_app.add("revoke")
+@token_app.add("revoke", shows="..admin:TokenView")
 @expand_options
 def revoke_token(
     token_id: Annotated[int, Argument(min=1, help="Id, see `keylane access token list`.")],
@@ -129,7 +129,7 @@ def revoke(
     )
 
 
-@access_app.add("list")
+@access_app.add("list", shows="..admin:GrantList")
 @expand_options
 def list_grants(principal: OnlyPrincipalArgument = None, *, common: CommonOptions) -> None:
     """Show all rights by principal."""
@@ -145,7 +145,7 @@ def list_grants(principal: OnlyPrincipalArgument = None, *, common: CommonOption
     common.ask(lambda admin: admin.list_grants(principal), show)
 
 
-@access_app.add("check")
+@access_app.add("check", shows="..admin:Decision")
 @expand_options
 def check(
     principal: PrincipalArgument,
@@ -232,7 +232,7 @@ def unset_quota(
     )
 
 
-@quota_app.add("list")
+@quota_app.add("list", shows="..admin:QuotaList")
 @expand_options
 def list_quotas(*, common: CommonOptions) -> None:
     """Show all limits; 0 means no limit."""
@@ -259,7 +259,7 @@ def list_quotas(*, common: CommonOptions) -> None:
 
 
 # ── the audit log ─────────────────────────────────────────────────────────────────────────────────
-@access_app.add("audit")
+@access_app.add("audit", shows="..admin:AuditPage")
 @expand_options
 def show_audit(
     *,

@@ -44,7 +44,7 @@ ClientOption = Annotated[
 ]
 
 
-@group_app.add("describe")
+@group_app.add("describe", shows=".commands.group_description:DescribedGroup")
 @expand_options
 def group_describe(
     subject: SubjectArgument,
@@ -59,7 +59,7 @@ def group_describe(
     common.run(describe_group, subject=subject, group=group, all_partitions=all_partitions)
 
 
-@group_app.add("list")
+@group_app.add("list", shows="..admin:GroupSummary")
 @expand_options
 def group_list(subject: SubjectArgument, *, common: CommonOptions) -> None:
     """List the consumer groups of a subject, with their strategies."""
@@ -72,7 +72,7 @@ def group_list(subject: SubjectArgument, *, common: CommonOptions) -> None:
     common.ask(lambda admin: admin.list_groups(subject), show)
 
 
-@group_app.add("switch")
+@group_app.add("switch", shows="..admin:GroupView")
 @expand_options
 def group_switch(
     subject: SubjectArgument,
@@ -97,7 +97,7 @@ def group_switch(
 
 
 # ── settings ──────────────────────────────────────────────────────────────────────────────────────
-@group_app.add("create")
+@group_app.add("create", shows="..admin:GroupSettings")
 @expand_options
 def group_create(
     subject: SubjectArgument,
@@ -137,7 +137,7 @@ def group_create(
     )
 
 
-@group_app.add("set")
+@group_app.add("set", shows="..admin:GroupSettings")
 @expand_options
 def group_set(
     subject: SubjectArgument,
@@ -195,7 +195,7 @@ def group_set(
     )
 
 
-@group_app.add("suspend")
+@group_app.add("suspend", shows="..admin:GroupSettings")
 @expand_options
 def group_suspend(
     subject: SubjectArgument,
@@ -231,7 +231,7 @@ def group_suspend(
         )
 
 
-@group_app.add("resume")
+@group_app.add("resume", shows="..admin:GroupSettings")
 @expand_options
 def group_resume(
     subject: SubjectArgument,
@@ -251,7 +251,7 @@ def _show_settings(settings: GroupSettings) -> None:
         show_line(line)
 
 
-@group_app.add("delete")
+@group_app.add("delete", shows="..admin:GroupDeletion")
 @expand_options
 def group_delete(
     subject: SubjectArgument,
@@ -278,7 +278,7 @@ def group_delete(
 
 
 # ── reset ─────────────────────────────────────────────────────────────────────────────────────────
-@group_app.add("reset")
+@group_app.add("reset", shows="..admin:GroupReset ..admin:CanceledReset")
 @expand_options
 def group_reset(
     subject: SubjectArgument,

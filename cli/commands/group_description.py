@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
+from ...admin import GroupDescription
 from ...consumer import QueueProgress, QueueReader
 from ...protocol.errors import ConflictError, KeylaneError, Reason
 from ...protocol.groups import GroupSettings
@@ -23,12 +24,18 @@ from .operations import max_loss_text
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ...admin import EndedMember, GroupDescription, PartitionProgress
+    from ...admin import EndedMember, PartitionProgress
     from ...protocol.progress import PendingReset
 
 OWNER_CHARS_MAX = 22
 ENDED_SHOWN_MS = 3_600_000
 """How long, in milliseconds, the death of a member is shown while other members are running."""
+
+
+class DescribedGroup(GroupDescription, frozen=True, kw_only=True):
+    """A consumer group with its progress on the logic queues of a static subject."""
+
+    queues: list[QueueProgress]
 
 
 async def describe_group(
@@ -52,7 +59,7 @@ async def describe_group(
             }
     queues = await _queue_progress(meta, subject, group)
     if output is not OutputFormat.TABLE:
-        show_data(output, {**asdict(description), "queues": queues})
+        show_data(output, DescribedGroup(**asdict(description), queues=queues))
         return
     visible = [
         partition for partition in description.partitions if not _is_drained(partition, sealed)

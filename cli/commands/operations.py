@@ -214,6 +214,12 @@ def _show_children(view: OperationView, state: str) -> None:
         show_line(f"declared as reordered: what is left in {_join_ids(view.reordered)}")
 
 
+class ListedOperation(OperationView, frozen=True, kw_only=True):
+    """An operation with the partitions that it sealed and groups have not drained."""
+
+    undrained: list[UndrainedPartition]
+
+
 async def list_operations(meta: str, output: OutputFormat, subject: str) -> None:
     """Show a subject's operations, newest first, and the sealed partitions that groups have not
     fully acked.
@@ -228,7 +234,7 @@ async def list_operations(meta: str, output: OutputFormat, subject: str) -> None
         show_data(
             output,
             [
-                {**asdict(view), "undrained": undrained_by_id[view.operation_id]}
+                ListedOperation(**asdict(view), undrained=undrained_by_id[view.operation_id])
                 for view in operations
             ],
         )

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypedDict
 
 import msgspec
 
@@ -46,7 +46,6 @@ from .rows import CsvTable, Ndjson, guess_format
 PendingSend = SendFuture | ScheduledFuture
 CLOCK = SystemClock()
 IN_FLIGHT_MAX = 10_000
-RECEIPT_FIELDS = ("line", *Receipt.__struct_fields__, *ScheduledReceipt.__struct_fields__)
 INTERRUPT_FLUSH_S = 5.0
 """How many seconds queued messages have to be stored after an interrupt."""
 
@@ -67,6 +66,12 @@ class SendOptions:
     headers: Sequence[str] = ()
     deliver_at: str | None = None
     delay_s: float | None = None
+
+
+class InputLine(TypedDict, total=False):
+    """The number of the line of a message in the input, as JSON; a receipt follows."""
+
+    line: int
 
 
 class SendInput(NamedTuple):
@@ -109,8 +114,8 @@ class ReceiptTally:
             self._duplicates += receipt.duplicate == "possible"
             self._partitions.add(receipt.partition_id)
         if self._output is not OutputFormat.TABLE:
-            line_field = {} if line is None else {"line": line}
-            show_row(self._output, line_field | msgspec.structs.asdict(receipt))
+            line_field: InputLine = {} if line is None else {"line": line}
+            show_row(self._output, {**line_field, **msgspec.structs.asdict(receipt)})
             sys.stdout.flush()
 
     @property
@@ -156,8 +161,6 @@ async def produce(meta: str, output: OutputFormat, options: SendOptions) -> None
         KeylaneError: the value was not stored, or an option is invalid.
     """
     check_name("subject", options.subject)
-    if output.template is not None:
-        output.template.check(RECEIPT_FIELDS)
     source = _build_input(options)
     ranges = [] if options.lines is None else parse_ranges(options.lines)
     tally = ReceiptTally(output)

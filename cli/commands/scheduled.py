@@ -5,12 +5,13 @@ delivery.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import click
 
 from ...protocol.limits import SCHEDULED_LISTED_MAX
 from ...protocol.scheduled.deliver_at import format_time
+from ...protocol.scheduled.receipt import CancelOutcome
 from ...protocol.text import counted
 from ..answer import CommonOptions, expand_options
 from ..groups import CommandGroup
@@ -34,7 +35,14 @@ BrokerOption = Annotated[
 ]
 
 
-@scheduled_app.add("list")
+class CanceledMessage(TypedDict):
+    """What became of a message to cancel, as JSON."""
+
+    scheduled_id: str
+    outcome: CancelOutcome
+
+
+@scheduled_app.add("list", shows="..admin:ScheduledMessages")
 @expand_options
 def scheduled_list(
     *,
@@ -79,7 +87,7 @@ def _show(scheduled: ScheduledMessages) -> None:
         show_line(f"{broker} is not listed: {problem}")
 
 
-@scheduled_app.add("cancel")
+@scheduled_app.add("cancel", shows=".commands.scheduled:CanceledMessage")
 @expand_options
 def scheduled_cancel(
     scheduled_id: Annotated[
@@ -100,7 +108,7 @@ def scheduled_cancel(
         async with open_admin(broker or meta) as admin:
             outcome = await admin.cancel_scheduled(scheduled_id, broker=broker)
         if output is not OutputFormat.TABLE:
-            show_data(output, {"scheduled_id": scheduled_id, "outcome": outcome})
+            show_data(output, CanceledMessage(scheduled_id=scheduled_id, outcome=outcome))
         else:
             show_line(f"{scheduled_id}: {outcome}")
 

@@ -3,15 +3,15 @@
     bytes that are UTF-8 text      "value": "paid"
     other bytes                    "value_base64": "/w=="
 
-The same applies to `key`. `properties` is an object with the text properties, and
-`properties_base64` is one with the bytes properties. If the stored properties cannot be decoded,
-because another program wrote them, `properties_base64` is a string with all their bytes. This
-occurs only in output; it is not allowed in a message to send.
+The same applies to `key`, which is null for a message without a key. `properties` is an object with
+the text properties, and `properties_base64` is one with the bytes properties. If the stored
+properties cannot be decoded, because another program wrote them, `properties_base64` is a string
+with all their bytes. This occurs only in output; it is not allowed in a message to send.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import msgspec
 
@@ -117,6 +117,19 @@ def bytes_field(name: str, data: bytes) -> dict[str, str | bytes]:
         return {name: data.decode()}
     except UnicodeDecodeError:
         return {f"{name}_base64": data}
+
+
+class KeyField(TypedDict, total=False):
+    """The key of a message: `key`, or `key_base64` if it is not UTF-8."""
+
+    key: str | None
+    """None for a message without a key."""
+    key_base64: bytes
+
+
+def key_field(key: bytes | None) -> KeyField:
+    """Return the field of a key."""
+    return cast(KeyField, bytes_field("key", key)) if key else {"key": None}
 
 
 def properties_fields(packed: bytes) -> dict[str, dict[str, str] | dict[str, bytes] | bytes]:

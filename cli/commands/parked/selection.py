@@ -7,10 +7,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from ....protocol.errors import ConfigError, InputError
-from ....protocol.parked import Failure
+from ....protocol.http.message_json import KeyField, key_field
+from ....protocol.parked import Failure, ParkState
 from ....protocol.reading.instants import parse_ago_ms
 from ....protocol.text import parse_number
 from ...parameters import Option
@@ -302,28 +303,69 @@ def failure_text(failure: Failure) -> str:
     return text if len(text) <= FAILURE_CHARS_SHOWN else f"{text[:FAILURE_CHARS_SHOWN]}…"
 
 
-def failure_fields(failure: Failure | None) -> dict[str, object] | None:
+class FailureFields(TypedDict):
+    """A failure, as JSON."""
+
+    kind: str
+    text: str
+    client: str
+    at_ms: int
+    attempts: int
+
+
+def failure_fields(failure: Failure | None) -> FailureFields | None:
     """Return a failure as JSON fields."""
     if failure is None:
         return None
-    return {name: getattr(failure, name) for name in failure.__struct_fields__}
+    return FailureFields(
+        kind=failure.kind,
+        text=failure.text,
+        client=failure.client,
+        at_ms=failure.at_ms,
+        attempts=failure.attempts,
+    )
 
 
-def key_fields(view: ParkedKeyView) -> dict[str, object]:
-    """Return a parked key as JSON fields. `key` is omitted for dead letters of any key and for
-    retries.
+def state_text(view: ParkedKeyView) -> str:
+    """Return the state that tables and JSON show; for unordered messages, it says why they are set
+    aside.
     """
-    from ....protocol.http.message_json import bytes_field
+    if view.state is not ParkState.PARKED:
+        return view.state
+    if view.tries:
+        return "waits for retry"
+    return ParkState.DEAD if view.key is None else view.state
 
+
+class ParkedKeyFields(KeyField):
+    """A parked key, as JSON. `key` is null for messages without a key, for dead letters of any key
+    and for messages that wait for retry; `state` and `dead` tell these apart.
+    """
+
+    partition_id: int
+    dead: bool
+    state: str
+    messages: int
+    since_ms: int
+    failure: FailureFields | None
+    first_source: int
+    first_offset: int
+    tries: int | None
+    next_ms: int | None
+
+
+def key_fields(view: ParkedKeyView) -> ParkedKeyFields:
+    """Return a parked key as JSON fields."""
     return {
         "partition_id": view.partition_id,
         "dead": view.is_dead,
-        **({} if view.key is None else bytes_field("key", view.key)),
-        "state": view.state,
+        **key_field(view.key),
+        "state": state_text(view),
         "messages": view.messages,
         "since_ms": view.since_ms,
         "failure": failure_fields(view.failure),
         "first_source": view.first_source,
         "first_offset": view.first_offset,
-        **({} if view.tries is None else {"tries": view.tries, "next_ms": view.next_ms}),
+        "tries": view.tries,
+        "next_ms": view.next_ms,
     }

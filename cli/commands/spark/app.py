@@ -67,7 +67,11 @@ PartitionsOption = Annotated[
 ]
 
 
-@spark_app.add("reprocess")
+@spark_app.add(
+    "reprocess",
+    shows="..protocol.reprocess.manifest:Manifest .commands.spark.reprocess:PlanFields "
+    ".commands.spark.reprocess:DifferenceFields",
+)
 @expand_options
 def spark_reprocess(
     *,

@@ -27,7 +27,7 @@ MESSAGE_BYTES_HELP = "Key, value and properties of one message, in bytes."
 PartitionArgument = Annotated[int, Argument(metavar="PARTITION", help="Id of an open partition.")]
 
 
-@subject_app.add("create")
+@subject_app.add("create", shows="..admin:SubjectView")
 @expand_options
 def subject_create(
     subject: SubjectArgument,
@@ -82,7 +82,7 @@ def subject_create(
     )
 
 
-@subject_app.add("list")
+@subject_app.add("list", shows="..admin:SubjectSummary")
 @expand_options
 def subject_list(
     *,
@@ -97,7 +97,7 @@ def subject_list(
     common.ask(lambda admin: admin.list_subjects(hidden=hidden), show_subjects)
 
 
-@subject_app.add("publish")
+@subject_app.add("publish", shows="..admin:Publication")
 @expand_options
 def subject_publish(
     hidden: Annotated[str, Argument(metavar="HIDDEN", help="Name of the hidden subject.")],
@@ -136,7 +136,7 @@ def subject_publish(
     )
 
 
-@subject_app.add("describe")
+@subject_app.add("describe", shows="..admin:SubjectDescription")
 @expand_options
 def subject_describe(
     subject: SubjectArgument,
@@ -150,7 +150,7 @@ def subject_describe(
     common.run(describe_subject, subject=subject, all_partitions=all_partitions)
 
 
-@subject_app.add("set")
+@subject_app.add("set", shows="..admin:OperationView")
 @expand_options
 def subject_set(
     subject: SubjectArgument,
@@ -194,7 +194,7 @@ def subject_set(
     )
 
 
-@subject_app.add("delete")
+@subject_app.add("delete", shows="..admin:SubjectDeletion")
 @expand_options
 def subject_delete(
     subject: SubjectArgument,
@@ -219,7 +219,7 @@ def subject_delete(
     )
 
 
-@subject_app.add("queues")
+@subject_app.add("queues", shows=".commands.queue:QueueBounds")
 @expand_options
 def subject_queues(
     subject: SubjectArgument,
@@ -232,7 +232,7 @@ def subject_queues(
     common.run(show_queues, subject)
 
 
-@subject_app.add("resize")
+@subject_app.add("resize", shows="..admin:OperationView")
 @expand_options
 def subject_resize(
     subject: SubjectArgument,
@@ -256,7 +256,7 @@ def subject_resize(
     )
 
 
-@subject_app.add("grow")
+@subject_app.add("grow", shows="..admin:OperationView")
 @expand_options
 def subject_grow(
     subject: SubjectArgument,
@@ -285,7 +285,7 @@ def subject_grow(
     )
 
 
-@subject_app.add("split")
+@subject_app.add("split", shows="..admin:OperationView")
 @expand_options
 def subject_split(
     partition: PartitionArgument,
@@ -306,7 +306,7 @@ def subject_split(
     )
 
 
-@subject_app.add("merge")
+@subject_app.add("merge", shows="..admin:OperationView")
 @expand_options
 def subject_merge(
     partitions: Annotated[
@@ -329,7 +329,7 @@ def subject_merge(
     )
 
 
-@subject_app.add("move")
+@subject_app.add("move", shows="..admin:OperationView")
 @expand_options
 def subject_move(
     partitions: Annotated[
@@ -353,10 +353,12 @@ def subject_move(
     )
 
 
-subject_app.add("evacuate", help_text="The same as `keylane broker evacuate`.")(evacuate)
+subject_app.add(
+    "evacuate", shows="..admin:OperationView", help_text="The same as `keylane broker evacuate`."
+)(evacuate)
 
 
-@subject_app.add("operations")
+@subject_app.add("operations", shows=".commands.operations:ListedOperation")
 @expand_options
 def subject_operations(
     subject: SubjectArgument,
@@ -369,7 +371,7 @@ def subject_operations(
     common.run(list_operations, subject)
 
 
-@subject_app.add("cancel")
+@subject_app.add("cancel", shows="..admin:OperationView")
 @expand_options
 def subject_cancel(
     operation: Annotated[int, Argument(metavar="ID", help="Id of an operation.")],
@@ -382,7 +384,7 @@ def subject_cancel(
     common.ask(lambda admin: admin.cancel(operation), show_canceled)
 
 
-@subject_app.add("history")
+@subject_app.add("history", shows="..admin:SubjectHistory")
 @expand_options
 def subject_history(
     subject: SubjectArgument,

@@ -262,7 +262,7 @@ async def test_commands_show_redrive_and_skip(shared_cluster: Cluster):
         assert "value 1" in skipped
         assert "1 message skipped" in skipped
         said = keylane(shared_cluster, "skip", *where, "--no-key", "--all", "--yes", "-o", "json")
-        assert json.loads(said) == {"partition_id": number, "skipped": 1}
+        assert json.loads(said) == {"partition_ids": [number], "skipped": 1}
         said = keylane(shared_cluster, "redrive", *where, "--key", "b")
         assert "b: 3 messages redriven" in said
         said = keylane(shared_cluster, "redrive", *where, "--error", "ValueError", "--yes")

@@ -128,7 +128,9 @@ def test_key_is_shown_for_people(key: bytes | None, text: str):
 def test_key_is_told_to_programs():
     assert '"key_base64":"/w=="' in json_text(key_fields(view(b"\xff")))
     dead = key_fields(view(None, failure=None))
-    assert (dead["dead"], "key" in dead, dead["failure"]) == (True, False, None)
+    assert (dead["dead"], dead["key"], dead["failure"]) == (True, None, None)
+    keyless = key_fields(view(b""))
+    assert (keyless["dead"], keyless["key"], keyless["state"]) == (False, None, "parked")
     assert key_fields(view(b"a"))["failure"]["kind"] == "ValueError"
 
 
@@ -155,6 +157,7 @@ def test_table_shows_what_waits_for_retry_with_its_tries_and_its_next_time():
     assert (first[6], first[10][:23]) == ("3", "1970-01-01T00:00:00.090")
     assert second[1:3] == ["(dead letters)", "redriving"]
     assert key_fields(waiting)["tries"] == 3
+    assert key_fields(waiting)["state"] == first[2]
     assert not key_fields(waiting)["dead"]
 
 
@@ -164,6 +167,7 @@ def test_table_calls_dead_letters_dead():
     """
     (row,) = cells(parked_table("g on s", [view(None)]))
     assert row[1:3] == ["(dead letters)", "dead"]
+    assert key_fields(view(None))["state"] == "dead"
 
 
 def test_table_has_a_row_for_each_message():
