@@ -330,8 +330,8 @@ class Producer(MessageSender[V], Generic[V]):
                 read while its rows are sent.
             value: the name of the value column, which contains bytes or text. Values are not
                 encoded by a codec, and a null cannot be sent.
-            key: the name of the column with the order keys; a null or empty key means no key. None:
-                no row has a key.
+            key: the name of the column with the order keys; null, or empty bytes, mean no key, and
+                a row with an empty text cannot be sent. None: no row has a key.
             partial: True: skip rows that cannot be sent, instead of raising a TableError.
 
         Returns:

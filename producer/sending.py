@@ -251,7 +251,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
             value: bytes, or a value for the codec. Value, key and properties together may not
                 exceed the subject's limit (1 MiB by default).
             key: the order key, bytes or a string, which is sent as UTF-8, up to 1,024 bytes; b""
-                means any partition and no order.
+                means any partition and no order. An empty string is refused.
             deliver_at: when the message is delivered; a broker keeps it until then. This is a
                 timezone-aware datetime, or milliseconds since 1970, at most 366 days ahead. It is
                 only for messages without a key. The future returns a ScheduledReceipt.

@@ -338,8 +338,20 @@ class TableReceipt(msgspec.Struct, frozen=True):
 
 
 def encode_key(key: object) -> bytes:
-    """Return an order key as bytes, encoding text as UTF-8. Raises InvalidRequestError."""
+    """
+    Return an order key as bytes, encoding text as UTF-8. b"" means no key, as in a message that was
+    sent without one.
+
+    Raises:
+        InvalidRequestError: the key is neither bytes nor text; or it is an empty text, which is
+            most often a variable without a value: its messages would silently have no order.
+    """
     if isinstance(key, str):
+        if not key:
+            raise InvalidRequestError(
+                'key is an empty text: leave it out, or give b"", for a message without a key, '
+                "which has no order"
+            )
         try:
             return key.encode()
         except UnicodeEncodeError as error:

@@ -67,14 +67,19 @@ def message_parts(parsed: MessageObject) -> KeyValueProperties:
     Return the key, the value and the properties of a parsed object.
 
     Raises:
-        InvalidRequestError: the object has no value, two values, two keys, or two properties with
-            the same name; or its `properties_base64` is a string.
+        InvalidRequestError: the object has no value, two values, two keys, an empty key, or two
+            properties with the same name; or its `properties_base64` is a string.
     """
     properties = _parse_properties(parsed)
     key = (parsed.key or "").encode()
     if parsed.key_base64 is not None:
         _check_not_both("key", parsed.key)
         key = parsed.key_base64
+    if not key and (parsed.key is not None or parsed.key_base64 is not None):
+        raise InvalidRequestError(
+            "not a message in JSON: the key is empty; leave it out, or give null, for a message "
+            "without a key, which has no order"
+        )
     if parsed.value_base64 is not None:
         _check_not_both("value", None if parsed.value is msgspec.UNSET else parsed)
         return key, parsed.value_base64, properties
