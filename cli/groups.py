@@ -196,6 +196,7 @@ class PeerCommandGroup(CommandGroup):
         "the output has --output json or --output TEMPLATE, the input of produce --format"
     )
     OPTION_HINTS: ClassVar = {
+        "--all": "parked redrive has --all-keys, parked skip and dead skip have --all-messages",
         "-p": "a profile comes before the command, keylane -p NAME …; --partitions is written out",
         "--profile": "it comes before the command: keylane --profile NAME …",
         "--wait-s": "it comes before the command: keylane --wait-s SECONDS …",

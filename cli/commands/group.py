@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ...protocol.clock import SystemClock
 from ...protocol.errors import ConfigError
@@ -13,6 +14,7 @@ from ...protocol.reading.instants import parse_ago_ms
 from ...protocol.routing import ConsumeStrategy
 from ...protocol.text import counted, listed, parse_number
 from ..answer import CommonOptions, expand_options
+from ..confirmation import confirm, will_ask
 from ..groups import CommandGroup
 from ..options import (
     AllPartitionsOption,
@@ -28,7 +30,7 @@ from ..options import (
     parse_time,
 )
 from ..parameters import Argument, Option
-from ..screen import make_table, show_line, show_table
+from ..screen import make_table, run, show_line, show_table
 
 if TYPE_CHECKING:
     from ...admin import Admin, GroupDescription, GroupSettings, GroupSummary
@@ -265,7 +267,6 @@ def group_delete(
     """Delete a consumer group and its progress; repeat the command to see the deletion's
     progress.
     """
-    from ..confirmation import confirm
     from .deletion import delete
 
     confirm(f"Delete group {group} of {subject} with its progress?", yes=yes)
@@ -299,6 +300,7 @@ def group_reset(
     dry_run: DryRunOption = False,
     live: LiveOption = False,
     cancel: CancelOption = False,
+    yes: YesOption = False,
     queue: Annotated[
         int | None, Option(min=0, help="Only this logic queue, of a static subject.")
     ] = None,
@@ -313,7 +315,7 @@ def group_reset(
     common: CommonOptions,
 ) -> None:
     """Set the cursors of a group without live consumers, or with --live; run it again to finish an
-    interrupted reset.
+    interrupted reset. If it skips messages, it asks on a terminal.
     """
     if cancel:
         if (to, shift, queue, partition) != (None,) * 4 or dry_run or live:
@@ -335,8 +337,9 @@ def group_reset(
         target, offset, at_ms = parse_target(to, now_ms=SystemClock.wall_ms())
     verb = "would be set" if dry_run else "was set"
     target_text = f"to {to}" if to is not None else f"by {shift:+}"
-    common.ask(
-        lambda admin: admin.reset_group(
+
+    async def reset(admin: Admin, *, dry_run: bool) -> GroupReset:
+        return await admin.reset_group(
             subject,
             group,
             target,
@@ -347,8 +350,40 @@ def group_reset(
             shift=shift,
             dry_run=dry_run,
             live=live,
-        ),
+        )
+
+    if not dry_run and will_ask(yes=yes):
+        run(common.output, _confirm_skipped(common.meta, partial(reset, dry_run=True)))
+    common.ask(
+        partial(reset, dry_run=dry_run),
         partial(_show_reset, title=f"{group} on {subject} {verb} {target_text}", dry_run=dry_run),
+    )
+
+
+async def _confirm_skipped(
+    meta: str, plan: Callable[[Admin], Coroutine[Any, Any, GroupReset]]
+) -> None:
+    """Ask for confirmation if a reset would move cursors past messages that are not acked."""
+    from ..connection import open_admin
+
+    async with open_admin(meta) as admin:
+        planned = await plan(admin)
+    if skipped := count_skipped(planned):
+        confirm(
+            f"Skip up to {counted(skipped, 'message')} of {planned.subject}, which no consumer of "
+            f"{planned.group} will handle?",
+            yes=False,
+        )
+
+
+def count_skipped(planned: GroupReset) -> int:
+    """Return the number of messages between the present cursors and later ones; those that were
+    acked above a cursor count too.
+    """
+    return sum(
+        max(cursor.cursor - cursor.before, 0)
+        for cursor in planned.cursors
+        if cursor.before is not None
     )
 
 

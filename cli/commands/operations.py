@@ -227,6 +227,10 @@ async def list_operations(meta: str, output: OutputFormat, subject: str) -> None
     async with open_admin(meta) as admin:
         operations = await admin.list_operations(subject)
         undrained = await admin.undrained(subject) if operations else []
+        failing_groups = {each.group for each in undrained if each.group and each.failing}
+        descriptions = {
+            group: await admin.describe_group(subject, group) for group in sorted(failing_groups)
+        }
     undrained_by_id = {
         view.operation_id: _undrained_partitions(view, undrained) for view in operations
     }
@@ -261,8 +265,15 @@ async def list_operations(meta: str, output: OutputFormat, subject: str) -> None
     show_table(make_table(title, columns, rows))
     for partition in undrained:
         if partition.group is not None and partition.failing is not None:
+            description = descriptions[partition.group]
+            owners = {each.partition_id: each.owner for each in description.partitions}
             for line in failing_lines(
-                subject, partition.group, partition.partition_id, partition.failing
+                subject,
+                partition.group,
+                partition.partition_id,
+                partition.failing,
+                policy=None if description.settings is None else description.settings.policy,
+                owned=owners.get(partition.partition_id) is not None,
             ):
                 show_line(line)
 

@@ -76,9 +76,9 @@ async def redrive_parked(
     key = selection.selected_key()
     all_dead = selection.key is None and selection.among_dead is True
     if options.all_keys and selection.is_limited:
-        raise ConfigError("--all means every key: remove --all, or the other options")
+        raise ConfigError("--all-keys means every key: remove it, or the other options")
     if not (options.all_keys or selection.is_limited or all_dead):
-        raise ConfigError("select keys: --key, --older-than, --error, …, or --all")
+        raise ConfigError("select keys: --key, --older-than, --error, …, or --all-keys")
     async with open_admin(meta) as admin:
         if key is ...:
             views = await list_views(admin, subject, group, selection)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 KEY_CHARS_SHOWN = 60
 FAILURE_CHARS_SHOWN = 80
 SECONDS_MAX = 999_999_999_999
+KEYLESS_ADVICE = (
+    "a message without a key is named by --partition and --offset, which `show --no-key` shows"
+)
 
 
 YesOption = Annotated[
@@ -136,13 +139,13 @@ class DeadSelection(Selection):
 class RedriveOptions:
     """The options of `redrive` besides the selection."""
 
-    all_keys: Annotated[bool, Option("--all", help="Every parked key.")] = False
+    all_keys: Annotated[bool, Option("--all-keys", help="Every parked key.")] = False
     yes: YesOption = False
 
 
 @dataclass(frozen=True, slots=True)
 class DeadRedriveOptions(RedriveOptions):
-    """The options of `redrive` for dead letters, without --all."""
+    """The options of `redrive` for dead letters, without --all-keys."""
 
     all_keys: bool = False
 
@@ -159,9 +162,9 @@ class SkipOptions:
             min=1, help="Number of messages of each key, beginning with the oldest.  [default: 1]"
         ),
     ] = None
-    all_messages: Annotated[bool, Option("--all", help="Skip every parked message of the key.")] = (
-        False
-    )
+    all_messages: Annotated[
+        bool, Option("--all-messages", help="Skip every parked message of each selected key.")
+    ] = False
     yes: YesOption = False
 
     @property
@@ -170,7 +173,7 @@ class SkipOptions:
         were given.
         """
         if self.all_messages and self.first is not None:
-            raise ConfigError("--all means every message: remove --first")
+            raise ConfigError("--all-messages means every message: remove --first")
         return None if self.all_messages else self.first or 1
 
 
@@ -178,7 +181,9 @@ class SkipOptions:
 class DeadSkipOptions(SkipOptions):
     """The options of `skip` for dead letters."""
 
-    all_messages: Annotated[bool, Option("--all", help="Skip every dead letter.")] = False
+    all_messages: Annotated[
+        bool, Option("--all-messages", help="Skip every selected dead letter.")
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +214,14 @@ class MessageOptions:
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments for calls of the admin client. Raises ConfigError."""
+        if "" in {self.key, self.key_hex}:
+            raise ConfigError(f"the key is empty: {KEYLESS_ADVICE}")
         key = Selection(self.key, self.key_hex).selected_key()
         if isinstance(key, EllipsisType) or key is None:
             if self.partition is None or self.offset is None:
-                raise ConfigError("identify the message: --partition and --offset, or --key")
+                raise ConfigError(
+                    f"identify the message: --key, or --partition and --offset; {KEYLESS_ADVICE}"
+                )
             return {"partition_id": self.partition, "offset": self.offset}
         if self.offset is not None:
             raise ConfigError("a key selects its oldest message: remove --offset, or --key")

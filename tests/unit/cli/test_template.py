@@ -125,7 +125,10 @@ def test_every_command_says_which_fields_it_shows():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("parked redrive orders billing --all --yes -o {mesages}", "did you mean {redriven.mess"),
+        (
+            "parked redrive orders billing --all-keys --yes -o {mesages}",
+            "did you mean {redriven.mess",
+        ),
         ("dead skip orders billing --yes -o {wrong}", "the fields are {partition_ids}, {skipped}"),
         ("subject resize orders --partitions 6 -o {childs.name}", "{children.name}"),
         ("group describe orders billing -o {lagg}", "did you mean {lag}"),

@@ -8,6 +8,7 @@ from keylane.admin import Failure, ParkedKeyView, ParkedMessage, ParkState
 from keylane.cli.commands.parked.keys import parked_table
 from keylane.cli.commands.parked.messages import message_table
 from keylane.cli.commands.parked.selection import (
+    MessageOptions,
     Selection,
     SkipOptions,
     key_fields,
@@ -70,6 +71,22 @@ def test_options_name_a_key(selection: Selection, key: object):
 def test_impossible_options_are_refused(selection: Selection):
     with pytest.raises(ConfigError):
         selection.selected_key()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        MessageOptions(key=""),
+        MessageOptions(key_hex=""),
+        MessageOptions(),
+        MessageOptions(offset=3),
+    ],
+)
+def test_message_without_a_key_is_named_by_its_place(options: MessageOptions):
+    """`edit` has no --no-key, because messages without a key have no oldest one."""
+    with pytest.raises(ConfigError, match="named by --partition and --offset, which `show --no-k"):
+        _ = options.arguments
+    assert MessageOptions(partition=7, offset=3).arguments == {"partition_id": 7, "offset": 3}
 
 
 @pytest.mark.parametrize(
