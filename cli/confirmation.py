@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import UnsupportedOperation
 from types import FrameType
 
 import click
 
 from ..protocol.errors import ConfigError
+from ..protocol.text import printable
 from .screen import show_line
 
 INTERRUPTED = 130
@@ -18,7 +22,7 @@ INTERRUPTED = 130
 
 
 class _InterruptedError(Exception):
-    """Ctrl-C was pressed at a question; click would take a KeyboardInterrupt for a "no"."""
+    """Ctrl-C was pressed at a question."""
 
 
 def will_ask(*, yes: bool) -> bool:
@@ -43,11 +47,49 @@ def confirm(question: str, *, yes: bool, required: bool = False) -> None:
         return
     try:
         with handling_interrupts(_end_question):
-            click.confirm(question, abort=True, err=True)
+            is_confirmed = _ask(f"{printable(question)} [y/N]: ")
     except _InterruptedError:
         sys.stderr.write("\n")
         show_line("interrupted: nothing was changed", errors=True)
         raise click.exceptions.Exit(INTERRUPTED) from None
+    if not is_confirmed:
+        raise click.Abort
+
+
+def _ask(prompt: str) -> bool:
+    """Ask until the answer is yes or no, which the end of the input and an empty line are too."""
+    while True:
+        sys.stderr.write(prompt)
+        sys.stderr.flush()
+        _wait_for_line()
+        line = sys.stdin.readline()
+        answer = line.strip().lower()
+        if answer in {"y", "yes"}:
+            return True
+        if answer in {"", "n", "no"}:
+            if not line:
+                sys.stderr.write("\n")
+            return False
+        show_line("answer y or n", errors=True)
+
+
+def _wait_for_line() -> None:
+    """
+    Wait until a line can be read, or a signal arrives, whose handler is then called.
+
+    A signal that arrives just before a read would not interrupt the read, but it leaves a byte in
+    the pipe.
+    """
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    try:
+        with suppress(UnsupportedOperation):  # not a file
+            select.select([sys.stdin.fileno(), woken], [], [])
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(woken)
+        os.close(wake)
 
 
 def _end_question(_signal: int, _frame: FrameType | None) -> None:

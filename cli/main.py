@@ -20,6 +20,7 @@ from .options import (
     ROWS_MIN,
     ROWS_TOTAL,
     WAIT_S,
+    CountOption,
     DelayOption,
     DeliverAtOption,
     FileOption,
@@ -27,7 +28,6 @@ from .options import (
     HeaderOption,
     KeyFieldOption,
     KeylessOption,
-    LimitOption,
     OutputFormat,
     OutputOption,
     SubjectArgument,
@@ -327,9 +327,7 @@ def consume(
     *,
     subject: SubjectArgument,
     group: Annotated[str, Option("--group", "-g", help="Consumer group to join.")],
-    count: Annotated[
-        int | None, Option("--count", "-n", min=1, help="Stop after this many messages.")
-    ] = None,
+    count: CountOption = None,
     idle: Annotated[
         float | None, Option(min=0.1, help="Stop after this many seconds without a message.")
     ] = None,
@@ -393,7 +391,7 @@ def read(
     ] = None,
     tag: TagOption = None,
     partition: Annotated[int | None, Option(min=1, help="Only the partition with this id.")] = None,
-    limit: LimitOption = None,
+    count: CountOption = None,
     follow: Annotated[
         bool, Option("--follow", "-f", help="Continue with messages that are stored later.")
     ] = False,
@@ -410,7 +408,7 @@ def read(
         key=key,
         tags=tag,
         partition=partition,
-        limit=limit,
+        limit=count,
         follow=follow,
     )
 

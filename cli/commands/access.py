@@ -38,7 +38,7 @@ NameArgument = Annotated[
 ]
 SubjectOption = Annotated[
     bool,
-    Option("--subject", help="NAME is a subject, or the beginning of names followed by '*'."),
+    Option("--for-subjects", help="NAME is a subject, or the beginning of names followed by '*'."),
 ]
 
 
@@ -201,7 +201,8 @@ def set_quota(
     subject: SubjectOption = False,
     common: CommonOptions,
 ) -> None:
-    """Set the limits of a principal at each server or, with --subject, of subjects at each broker.
+    """Set the limits of a principal at each server or, with --for-subjects, those of subjects at
+    each broker.
 
     The new limits replace all earlier ones.
     """
@@ -225,7 +226,7 @@ def set_quota(
 def unset_quota(
     name: NameArgument, *, subject: SubjectOption = False, common: CommonOptions
 ) -> None:
-    """Remove the limits of a principal or, with --subject, of subjects."""
+    """Remove the limits of a principal or, with --for-subjects, of subjects."""
     common.ask(
         lambda admin: admin.unset_quota(name, kind="subject" if subject else "principal"),
         lambda _: show_line(f"{name} is not limited"),
@@ -279,7 +280,7 @@ def show_audit(
         int | None, Option(min=1, help="Only events older than the one with this id.")
     ] = None,
     limit: Annotated[
-        int, Option("-n", min=1, max=500, help="Show at most this many events.")
+        int, Option("--limit", "-n", min=1, max=500, help="Show at most this many events.")
     ] = 100,
     common: CommonOptions,
 ) -> None:

@@ -13,7 +13,7 @@ from ...protocol.routing import PartitionState
 from ...protocol.text import counted
 from ..answer import CommonOptions, expand_options
 from ..groups import CommandGroup
-from ..options import WAIT_S, OutputFormat, SubjectArgument, parse_time
+from ..options import WAIT_S, CountOption, OutputFormat, SubjectArgument, parse_time
 from ..parameters import Argument, Option
 from ..screen import make_table, show_data, show_line, show_table
 
@@ -230,9 +230,7 @@ def queue_read(
     offset: Annotated[
         int | None, Option(min=0, help="Logic offset to begin at.  [default: the first]")
     ] = None,
-    count: Annotated[
-        int | None, Option("--count", "-n", min=1, help="Stop after this many messages.")
-    ] = None,
+    count: CountOption = None,
     common: CommonOptions,
 ) -> None:
     """Print a queue's messages from a logic offset to its current end; no group, no acks."""

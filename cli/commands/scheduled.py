@@ -50,7 +50,10 @@ def scheduled_list(
         str | None, Option(metavar="SUBJECT", help="Only messages for this subject.")
     ] = None,
     limit: Annotated[
-        int, Option(min=1, max=SCHEDULED_LISTED_MAX, help="At most this many messages.")
+        int,
+        Option(
+            "--limit", "-n", min=1, max=SCHEDULED_LISTED_MAX, help="At most this many messages."
+        ),
     ] = 100,
     broker: BrokerOption = None,
     common: CommonOptions,

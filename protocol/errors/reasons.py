@@ -1312,7 +1312,7 @@ class Reason(enum.Enum):
         "JobError",
         "the rows do not cover the subject's messages",
         (
-            "Nothing is published. Reprocess all of the subject into itself (--to the same "
+            "Nothing is published. Reprocess all of the subject into itself (--target the same "
             "subject, --hidden), from an earlier start."
         ),
     )

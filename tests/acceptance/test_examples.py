@@ -172,8 +172,8 @@ async def test_spark_reprocessing(cluster, tmp_path):
     made = tmp_path / "made"
     run_python(
         cluster,
-        *("-m", "keylane.cli", "spark", "reprocess", "--from", "orders"),
-        *("--to", f"parquet:{made}", "--job", "jobs:in_cents"),
+        *("-m", "keylane.cli", "spark", "reprocess", "--source", "orders"),
+        *("--target", f"parquet:{made}", "--job", "jobs:in_cents"),
         environment=environment,
         folder=project,
     )

@@ -20,7 +20,7 @@ _TAKE_TERMINAL = (
 """Ctrl-C is a signal only for the processes whose controlling terminal it is typed at."""
 
 
-class Terminal:
+class KeyedTerminal:
     """What a program shows, and what is typed; output and errors are one text."""
 
     def __init__(self, process: subprocess.Popen[bytes], screen: int) -> None:
@@ -57,7 +57,7 @@ class Terminal:
 
 
 @contextmanager
-def at_terminal(*arguments: str) -> Iterator[Terminal]:
+def at_terminal(*arguments: str) -> Iterator[KeyedTerminal]:
     """Run `keylane ARGUMENTS` at a terminal; it is killed at the end if it still runs."""
     screen, program_side = pty.openpty()
     try:
@@ -71,7 +71,7 @@ def at_terminal(*arguments: str) -> Iterator[Terminal]:
     finally:
         os.close(program_side)
     try:
-        yield Terminal(process, screen)
+        yield KeyedTerminal(process, screen)
     finally:
         process.kill()
         process.wait()

@@ -42,7 +42,7 @@ def broker_dump(
     start: Annotated[
         int, Option("--from", help="First log position; with --partition, first offset.")
     ] = 0,
-    limit: Annotated[int, Option(help="Number of records.")] = 100,
+    limit: Annotated[int, Option("--limit", "-n", help="Number of records.")] = 100,
     messages: Annotated[
         bool, Option("--messages", help="Show keys, values and properties as well.")
     ] = False,
@@ -213,13 +213,13 @@ def index_rebuild(
 @index_app.add("switch", shows="..broker.offline.index_work:IndexReport")
 def index_switch(
     folder: FolderArgument,
-    to: Annotated[str, Option(help="The new kind of index: file or rocksdb.")],
+    index: Annotated[str, Option(help="The new kind of index: file or rocksdb.")],
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Convert the index to another kind; then start the broker with it (--index)."""
     from .folder import switch
 
-    switch(folder, to, output)
+    switch(folder, index, output)
 
 
 @index_app.add("verify", shows="..broker.offline.index_work:IndexReport")

@@ -102,7 +102,7 @@ def parked_edit(
     common.run(edit_parked, subject, group, message_options, edit_options)
 
 
-@parked_app.add("skip", shows=".commands.parked.messages:SkippedMessages")
+@parked_app.add("skip", shows=".commands.parked.messages:SkipResult")
 @expand_options
 def parked_skip(
     subject: SubjectArgument,

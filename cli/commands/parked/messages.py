@@ -102,7 +102,7 @@ async def show_parked(
     show_table(message_table(f"{_selection_text(selection)}: {count}", messages))
 
 
-class SkippedMessages(TypedDict):
+class SkipResult(TypedDict):
     """How many messages were skipped, and on which partitions, as JSON."""
 
     partition_ids: list[int]
@@ -150,7 +150,7 @@ async def skip_parked(
             skipped = await admin.skip(subject, group, **selection.arguments, first=first)
     partition_ids = sorted({view.partition_id for view in views})
     if output is not OutputFormat.TABLE:
-        show_data(output, SkippedMessages(partition_ids=partition_ids, skipped=skipped))
+        show_data(output, SkipResult(partition_ids=partition_ids, skipped=skipped))
     else:
         partitions_text = (
             f"partition{'s' if len(partition_ids) > 1 else ''} {', '.join(map(str, partition_ids))}"

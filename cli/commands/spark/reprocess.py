@@ -97,7 +97,7 @@ def _reprocess(output: OutputFormat, command: ReprocessOptions) -> int:
         now_ms=SystemClock.wall_ms(),
     )
     if len(options.subjects) != 1:
-        raise ConfigError(f"--from is one subject, not {command.source!r:.80}")
+        raise ConfigError(f"--source is one subject, not {command.source!r:.80}")
     if command.plan:
         hidden = target.output() if target else None
         planned = plan_job(job, options, folder, output=hidden, accept_code=command.accept_code)
@@ -134,17 +134,17 @@ def _parse_target(command: ReprocessOptions) -> tuple[str, JobTarget | None]:
 
     if command.to.startswith(PARQUET):
         if command.to == PARQUET:
-            raise ConfigError(f"--to is parquet:DIR or a subject, not {command.to!r:.80}")
+            raise ConfigError(f"--target is parquet:DIR or a subject, not {command.to!r:.80}")
         if command.folder or command.partitions or command.hidden:
-            raise ConfigError("--folder, --partitions and --hidden go with --to SUBJECT")
+            raise ConfigError("--folder, --partitions and --hidden go with --target SUBJECT")
         return command.to.removeprefix(PARQUET), None
     if not command.folder:
         raise ConfigError(
-            "--to SUBJECT needs --folder DIR, where the plan and the manifest are kept"
+            "--target SUBJECT needs --folder DIR, where the plan and the manifest are kept"
         )
     if command.to == command.source and not command.hidden:
         raise ConfigError(
-            "--to the subject itself would store the rows after the messages of which they are "
+            "--target the subject itself would store the rows after the messages of which they are "
             "made: with --hidden they stay hidden, and `keylane subject publish HIDDEN SUBJECT "
             "--replace --groups-from DIR` replaces the messages with them"
         )

@@ -336,7 +336,7 @@ def subject_move(
         list[int], Argument(metavar="PARTITION...", help="Ids of open partitions.")
     ],
     *,
-    to: Annotated[str, Option(metavar="GROUP", help="Broker group to move to.")],
+    to: Annotated[str, Option("--broker-group", metavar="GROUP", help="Broker group to move to.")],
     dry_run: DryRunOption = False,
     wait: WaitOption = True,
     common: CommonOptions,

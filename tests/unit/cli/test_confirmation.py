@@ -38,7 +38,7 @@ def count(url: str) -> int:
     return len(rows)
 
 
-def test_one_interrupt_ends_a_question_inside_the_event_loop(url):
+def test_question_ends_at_one_interrupt_inside_the_event_loop(url):
     with at_terminal("outbox", "purge", "--database-url", url) as terminal:
         terminal.wait_for("[y/N]: ")
         terminal.press(CTRL_C)
@@ -48,7 +48,7 @@ def test_one_interrupt_ends_a_question_inside_the_event_loop(url):
     assert count(url) == 1
 
 
-def test_one_interrupt_ends_a_question_before_the_event_loop():
+def test_question_ends_at_one_interrupt_before_the_event_loop():
     with at_terminal("group", "delete", "orders", "billing", "--meta", "127.0.0.1:1") as terminal:
         terminal.wait_for("[y/N]: ")
         terminal.press(CTRL_C)
@@ -64,6 +64,16 @@ def test_question_takes_an_answer(url, answer, status, left):
         assert terminal.end() == status
     assert "interrupted" not in terminal.shown
     assert count(url) == left
+
+
+def test_question_is_asked_again_when_the_answer_is_neither(url):
+    with at_terminal("outbox", "purge", "--database-url", url) as terminal:
+        terminal.wait_for("[y/N]: ")
+        terminal.press("perhaps\nyes\n")
+        assert terminal.end() == 0
+    assert terminal.shown.count("[y/N]: ") == 2
+    assert "answer y or n" in terminal.shown
+    assert count(url) == 0
 
 
 def test_required_confirmation_needs_a_yes_without_a_terminal(monkeypatch: pytest.MonkeyPatch):

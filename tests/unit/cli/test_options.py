@@ -111,8 +111,8 @@ def test_time_is_refused_when_no_calendar_in_utc_has_it(text):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("read", "orders", "--limit"), "1_0"),
-        (("read", "orders", "--limit"), "\u0663"),
+        (("read", "orders", "--count"), "1_0"),
+        (("read", "orders", "--count"), "\u0663"),
         (("read", "orders", "-n"), "5\n"),
         (("consume", "orders", "-g", "g", "--idle"), "nan"),
         (("consume", "orders", "-g", "g", "--idle"), "1_0.5"),
