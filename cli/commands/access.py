@@ -5,6 +5,7 @@ A token is shown only once, and is never passed as an argument.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
@@ -42,6 +43,16 @@ SubjectOption = Annotated[
 ]
 
 
+def show_rows(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], added_by: str
+) -> None:
+    """Show a table, or which command adds its first row."""
+    if rows:
+        show_table(make_table(title, columns, rows))
+    else:
+        show_line(f"no {title}; add one with: {added_by}")
+
+
 # ── tokens ────────────────────────────────────────────────────────────────────────────────────────
 @token_app.add("create", shows="..admin:MadeToken")
 @expand_options
@@ -75,7 +86,7 @@ def list_tokens(principal: OnlyPrincipalArgument = None, *, common: CommonOption
 
     def show(result: Any) -> None:
         rows = [(row.token_id, row.principal, row.state, row.label) for row in result.tokens]
-        show_table(make_table("tokens", columns, rows))
+        show_rows("tokens", columns, rows, "keylane access token create PRINCIPAL")
 
     common.ask(lambda admin: admin.list_tokens(principal), show)
 
@@ -140,7 +151,7 @@ def list_grants(principal: OnlyPrincipalArgument = None, *, common: CommonOption
             (row.principal, row.grant.right.value, row.grant.subject, row.grant.group)
             for row in result.grants
         ]
-        show_table(make_table("rights", columns, rows))
+        show_rows("rights", columns, rows, "keylane access grant PRINCIPAL RIGHT")
 
     common.ask(lambda admin: admin.list_grants(principal), show)
 
@@ -254,7 +265,7 @@ def list_quotas(*, common: CommonOptions) -> None:
             )
             for row in result.quotas
         ]
-        show_table(make_table("quotas", columns, rows))
+        show_rows("quotas", columns, rows, "keylane access quota set NAME")
 
     common.ask(lambda admin: admin.list_quotas(), show)
 
@@ -330,6 +341,6 @@ def _show_audit(page: Any) -> None:
                 event.server,
             )
         )
-    show_table(make_table("audit log", columns, rows))
+    show_table(make_table("audit log" if rows else "no such events", columns, rows))
     if page.before is not None:
         show_line(f"older ones: --before {page.before}")

@@ -51,6 +51,14 @@ def test_profile_is_kept_until_it_is_removed(home: Path):
     assert "\N{ROCKET}" in read_profiles(profiles_file())
 
 
+def test_list_says_how_to_add_the_first_profile():
+    assert ran("profile", "list") == (
+        0,
+        "no profiles; add one with: keylane profile add NAME --meta HOST:PORT\n",
+    )
+    assert ran("profile", "list", "-o", "json") == (0, "[]\n")
+
+
 def test_profile_is_completed(home: Path):
     for name in ("prod", "preview", "dev"):
         ran("profile", "add", name, "--meta", "a:1")
