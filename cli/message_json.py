@@ -40,7 +40,15 @@ def message_printer(output: OutputFormat, table: str) -> Callable[[Message], str
     if output is OutputFormat.JSON:
         return message_json
     template = output.template or Template(table)
-    return lambda message: template.line(message_fields(message))
+    return lambda message: template.line(_line_fields(message))
+
+
+def _line_fields(message: Message) -> MessageFields:
+    """Return the fields of a message for a template. No key is an empty text, and not "-" as other
+    null fields are, because `keylane produce --key-separator` may read the line.
+    """
+    fields = message_fields(message)
+    return fields if message.key else fields | {"key": ""}
 
 
 def message_fields(message: Message) -> MessageFields:

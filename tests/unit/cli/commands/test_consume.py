@@ -42,6 +42,13 @@ def test_template_fields_are_filled_in(template, line):
     assert line_of(template) == line
 
 
+def test_key_is_an_empty_text_in_a_line_when_there_is_none():
+    """A line may be read by `produce --key-separator`, for which "-" would be a key."""
+    message = Message("s", b"", b"v", 5, 2, 7)
+    assert line_of("{key}={value} {lease.token}", message) == "=v -"
+    assert line_of("table", message) == "2:5  v"
+
+
 @pytest.mark.parametrize(
     "template",
     [
