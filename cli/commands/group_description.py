@@ -278,7 +278,7 @@ def policy_notes(policy: GroupPolicy) -> list[str]:
     names = " and ".join(unused)
     if policy.on_failure is FailurePolicy.BLOCK:
         return [f"{names} {verb} no effect: block retries a failing message for ever"]
-    line = f"{names} {verb} no effect on consumers that block, as they do by default"
+    line = f"{names} {verb} no effect on consumers that block, the default of a strict subject"
     return [f"{line}: store --on-failure park or dead too, unless their code says so"]
 
 

@@ -56,7 +56,7 @@ def test_settings_name_what_is_stored_and_suspended():
             GroupPolicy(on_failure=FailurePolicy.BLOCK, tries_max=5),
             "tries max has no effect: block retries a failing message for ever",
         ),
-        (GroupPolicy(tries_max=5), "tries max has no effect on consumers that block, as they do"),
+        (GroupPolicy(tries_max=5), "tries max has no effect on consumers that block, the default"),
         (
             GroupPolicy(tries_max=5, on_full=FullPolicy.DEAD),
             "tries max and when full have no effect on consumers that block",
