@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
+from types import TracebackType
 from typing import Any, Generic, Never, Protocol, Self, TypeVar, overload
 
 from ..producer import (
@@ -206,8 +207,14 @@ class SyncProducer(NonCopyable, Generic[V]):
     def __enter__(self) -> Self:
         return self.open()
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(flush=kind is None)
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        leave = partial(self._producer.__aexit__, kind, error, trace)
+        self._thread.close_client(leave, self._exit_hook)
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────
     @overload
