@@ -14,6 +14,7 @@ from ..producer import (
     ProducerSettings,
     ProducerStats,
 )
+from ..producer.sending import refuse_send_argument
 from ..producer.settings import ARGUMENT_HINTS, METHOD_HINTS
 from ..producer.waiting_keys import WaitingMessages
 from ..protocol.codecs.codec import Codec, V
@@ -254,6 +255,7 @@ class SyncProducer(NonCopyable, Generic[V]):
         tags: Collection[str] = (),
         queue: int | None = None,
         timeout_ms: int | None = None,
+        **others: Never,
     ) -> SentMessage | ScheduledMessage:
         """
         Queue a message, as `keylane.Producer.send` does, but wait while the queue is full.
@@ -268,6 +270,8 @@ class SyncProducer(NonCopyable, Generic[V]):
                 queued.
             UsageError: this was called by a codec or partitioner of the producer.
         """
+        for name in others:
+            refuse_send_argument(name)
         send: Callable[[], Any] = partial(
             self._producer.send,
             subject,
