@@ -34,3 +34,6 @@ if not TYPE_CHECKING:  # lets a type checker report names that are not listed ab
         except ModuleNotFoundError as error:
             raise MissingExtraError.of(error, "keylane.testing", "testing") from error
         return getattr(module, name)
+
+    def __dir__() -> list[str]:
+        return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -37,7 +37,7 @@ class HandlerTypeError(ConfigError, TypeError):
     )
 
 
-EXTRA_BY_DRIVER = {"aiosqlite": "server", "asyncmy": "mysql", "asyncpg": "postgresql"}
+_EXTRA_BY_DRIVER = {"aiosqlite": "server", "asyncmy": "mysql", "asyncpg": "postgresql"}
 """The extra that brings each driver of a database."""
 
 
@@ -71,7 +71,7 @@ class MissingExtraError(ConfigError, ModuleNotFoundError):
     @classmethod
     def of_driver(cls, error: ModuleNotFoundError) -> ConfigError:
         """Return the error for the URL of a database whose driver is not installed."""
-        extra = EXTRA_BY_DRIVER.get(error.name or "")
+        extra = _EXTRA_BY_DRIVER.get(error.name or "")
         missing = cls.of(error, "the URL of the database", extra) if extra else error
         if isinstance(missing, ConfigError):
             return missing
