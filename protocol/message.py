@@ -316,7 +316,8 @@ class _NamedOtherwise:
         raise AttributeError(self._error, name=self._name, obj=instance)
 
 
-def _advise(owner: type, advice_by_name: Mapping[str, str]) -> None:
+def advise(owner: type, advice_by_name: Mapping[str, str]) -> None:
+    """Make reading the names that other systems use raise an AttributeError with advice."""
     for name, advice in advice_by_name.items():
         setattr(owner, name, _NamedOtherwise(owner, name, advice))
 
@@ -355,20 +356,19 @@ class TableReceipt(msgspec.Struct, frozen=True):
     """Maps the numbers of skipped rows to the reasons. Used only with `partial=True`."""
 
 
-_advise(
-    Message,
-    {
-        "topic": "subject",
-        "headers": "properties",
-        "partition": "partition_id",
-        "timestamp": "sent_at_ns, which is in nanoseconds since 1970",
-        "body": "value, or decode() with a codec",
-        "data": "value, or decode() with a codec",
-        "routing_key": "key",
-        "delivery_tag": "ack()",
-    },
-)
-_advise(
+NAMED_OTHERWISE = {
+    "topic": "subject",
+    "headers": "properties",
+    "partition": "partition_id",
+    "timestamp": "sent_at_ns, which is in nanoseconds since 1970",
+    "body": "value, or decode() with a codec",
+    "data": "value, or decode() with a codec",
+    "routing_key": "key",
+    "delivery_tag": "ack()",
+}
+"""Names of a message's attributes in other systems, with the equivalents in keylane."""
+advise(Message, NAMED_OTHERWISE)
+advise(
     Receipt,
     {
         "topic": "the subject that was given to send()",

@@ -354,6 +354,10 @@ def test_message_says_its_own_names_when_another_system_has_others(name: str, ad
         AttributeError, match=rf"^'Message' object has no .* '{name}': use {advice}$"
     ):
         getattr(message, name)
+    taken: Any = TakenMessage(None, message)
+    assert not hasattr(taken, name)
+    with pytest.raises(AttributeError, match=rf"^'TakenMessage' object .* '{name}': use {advice}$"):
+        getattr(taken, name)
     with pytest.raises(AttributeError, match=r"attribute 'colour'$"):
         message.colour  # noqa: B018 - that is the test
     with pytest.raises(AttributeError, match=r"'Receipt' object .* 'partition': use partition_id$"):
