@@ -619,12 +619,12 @@ class Consumer(LoopBoundClient, Generic[V]):
         Consume until SIGTERM, SIGINT or `close`, then hand over all partitions and return.
 
         Opens the consumer if it is not open. Signal handlers that were installed earlier are called
-        too, and are restored afterwards. If running handlers delay the return by more than a second,
-        a log line names them. A second signal goes only to the earlier handlers: by default it
-        kills the process. Only the main thread receives signals; in another thread, call `close` or cancel
-        the task. An iteration in another task ends, and its body has `handover_ms` to ack its
-        messages. If `close` is called before the task of this call takes its first step, the task
-        returns at once; a later `run` opens the consumer again.
+        too, and are restored afterwards. If running handlers delay the return by more than a
+        second, a log line names them. A second signal goes only to the earlier handlers: by default
+        it kills the process. Only the main thread receives signals; in another thread, call `close`
+        or cancel the task. An iteration in another task ends, and its body has `handover_ms` to ack
+        its messages. If `close` is called before the task of this call takes its first step, the
+        task returns at once; a later `run` opens the consumer again.
 
         Raises:
             HandlerTypeError: the consumer is not open and has no handler for its messages.
