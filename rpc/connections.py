@@ -221,7 +221,7 @@ class Connections:
         """Log, once for each opening, that no metaserver is ready yet."""
         if not self._is_wait_logged:
             self._is_wait_logged = True
-            log.warning(
+            log.info(
                 "the %s waits up to %g s for a metaserver: %s",
                 self._client_kind,
                 self.wait_s,

@@ -114,6 +114,7 @@ def clients(network: StartingNetwork, wait_s: float):
 async def test_wait_is_logged_once_when_no_metaserver_answers(caplog, index):
     network = StartingNetwork(NotSentError("connection refused"))
     client = clients(network, 0.5)[index]
+    caplog.set_level("INFO", "keylane")
     with pytest.raises(NotSentError) as raised:
         await client.__aenter__()
     assert network.asked > 2
