@@ -742,6 +742,7 @@ class Stream:
         self._waiting.clear()
         self._stored.clear()
         self._unacked_messages.close()
+        self._checked_message = None  # it refers to the consumer
         self._work.set()
 
 

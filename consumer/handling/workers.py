@@ -904,3 +904,5 @@ class Workers:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for worker in self._workers:
+            worker.forget_checks()
