@@ -208,12 +208,7 @@ def dev(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Run a whole cluster on this machine, until Ctrl-C."""
-    from ..protocol.errors import MissingExtraError
-
-    try:
-        from .commands.dev import run_dev
-    except ModuleNotFoundError as error:
-        raise MissingExtraError.of(error, "keylane dev", "server") from error
+    from .commands.dev import run_dev
 
     status = run_dev(
         output,

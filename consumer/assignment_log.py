@@ -112,4 +112,6 @@ def waiting_text(group: GroupView) -> str:
         holders.append(f"{counted(more, 'more member')} {'has' if more == 1 else 'have'} others")
     members = counted(group.sessions, "member")
     text = f"{members} for {counted(len(group.owners), 'partition')}: this one waits"
+    if group.sessions <= len(group.owners):  # each member gets at least one
+        text += " for its share"
     return "; ".join([text, *holders])

@@ -303,6 +303,25 @@ def _excerpt(data: bytes) -> str:
     return f"{data[:SHOWN_BYTES]!r}{'…' * (len(data) > SHOWN_BYTES)} ({counted(len(data), 'byte')})"
 
 
+class _NamedOtherwise:
+    """An attribute that other systems have under this name; reading it raises AttributeError with
+    advice. Unlike a `__getattr__`, it does not slow down the other attributes.
+    """
+
+    def __init__(self, owner: type, name: str, advice: str) -> None:
+        self._error = f"{owner.__name__!r} object has no attribute {name!r}: use {advice}"
+        self._name = name
+
+    def __get__(self, instance: object, _owner: type) -> NoReturn:
+        raise AttributeError(self._error, name=self._name, obj=instance)
+
+
+def advise(owner: type, advice_by_name: Mapping[str, str]) -> None:
+    """Make reading the names that other systems use raise an AttributeError with advice."""
+    for name, advice in advice_by_name.items():
+        setattr(owner, name, _NamedOtherwise(owner, name, advice))
+
+
 class Receipt(msgspec.Struct, frozen=True, gc=False):
     """The location of a sent message, and its durability."""
 
@@ -335,6 +354,28 @@ class TableReceipt(msgspec.Struct, frozen=True):
     """The number of stored rows."""
     refused: dict[int, str]
     """Maps the numbers of skipped rows to the reasons. Used only with `partial=True`."""
+
+
+NAMED_OTHERWISE = {
+    "topic": "subject",
+    "headers": "properties",
+    "partition": "partition_id",
+    "timestamp": "sent_at_ns, which is in nanoseconds since 1970",
+    "body": "value, or decode() with a codec",
+    "data": "value, or decode() with a codec",
+    "routing_key": "key",
+    "delivery_tag": "ack()",
+}
+"""Names of a message's attributes in other systems, with the equivalents in keylane."""
+advise(Message, NAMED_OTHERWISE)
+advise(
+    Receipt,
+    {
+        "topic": "the subject that was given to send()",
+        "partition": "partition_id",
+        "timestamp": "sent_at_ns of the message, when it is received",
+    },
+)
 
 
 def encode_key(key: object) -> bytes:

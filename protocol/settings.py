@@ -13,6 +13,7 @@ from .errors import ConfigError, InvalidRequestError
 from .ids import check_name
 
 F = TypeVar("F", bound=Callable[..., None])
+T = TypeVar("T")
 CALL_TIMEOUT_MS = (10, 600_000)
 """The minimum and maximum timeout of one call, in milliseconds."""
 
@@ -132,6 +133,36 @@ def refuse_unknown_arguments(
             f"{client_kind}() got an unexpected keyword argument {name!r}"
             + (advice and f": {advice}")
         )
+
+
+def advises_on_unknown_settings(
+    client_kind: str, words: Mapping[str, str]
+) -> Callable[[type[T]], type[T]]:
+    """
+    Decorate a dataclass of settings, so that an unknown name raises an error with advice, as in
+    `refuse_unknown_arguments`.
+
+    Args:
+        client_kind: the name of the client that takes the settings.
+        words: maps names that other systems use to advice about that client.
+    """
+
+    def decorate(settings: type[T]) -> type[T]:
+        initialize: Any = settings.__init__
+        known_names = frozenset(field.name for field in fields(cast(Any, settings)))
+        advice = {name: f"in {client_kind}(...), {word}" for name, word in words.items()}
+
+        @wraps(initialize)
+        def checked(self: object, *args: Any, **named: Any) -> None:
+            if not known_names.issuperset(named):
+                unknown_names = [name for name in named if name not in known_names]
+                refuse_unknown_arguments(settings.__name__, unknown_names, settings, advice)
+            initialize(self, *args, **named)
+
+        settings.__init__ = checked  # type: ignore[method-assign]  # the class is the caller's
+        return settings
+
+    return decorate
 
 
 def names_missing_address(what: str, settings: type, words: Mapping[str, str]) -> Callable[[F], F]:

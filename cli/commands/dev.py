@@ -88,8 +88,15 @@ async def _start_cluster(
             f"{counted(brokers, 'broker')}",
             port=port,
         )
-    for number in range(brokers + 1 if port else 0):
-        check_free("127.0.0.1", port + number)
+    try:
+        for number in range(brokers + 1 if port else 0):
+            check_free("127.0.0.1", port + number)
+    except AddressError as error:
+        error.hint = (
+            f"The metaserver and {counted(brokers, 'broker')} use the ports {port} to "
+            f"{port + brokers}: choose others with --port, or --port 0 for any free ones."
+        )
+        raise
     prepare_data(data)
     network = HttpNetwork()
     stack.push_async_callback(network.close)

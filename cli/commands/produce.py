@@ -46,6 +46,7 @@ from .rows import CsvTable, Ndjson, guess_format
 PendingSend = SendFuture | ScheduledFuture
 CLOCK = SystemClock()
 IN_FLIGHT_MAX = 10_000
+TYPED_LINE = "reading messages from standard input, one per line; Ctrl-D ends"
 INTERRUPT_FLUSH_S = 5.0
 """How many seconds queued messages have to be stored after an interrupt."""
 
@@ -164,6 +165,7 @@ async def produce(meta: str, output: OutputFormat, options: SendOptions) -> None
     source = _build_input(options)
     ranges = [] if options.lines is None else parse_ranges(options.lines)
     tally = ReceiptTally(output)
+    is_typed = options.value is None and options.file is None and sys.stdin.isatty()
     with contextlib.ExitStack() as files:
         stream = sys.stdin.buffer if options.file is None else _open_file(options.file, files)
         async with Producer(meta, wait_s=WAIT_S.get()) as producer:
@@ -173,9 +175,12 @@ async def produce(meta: str, output: OutputFormat, options: SendOptions) -> None
             else:
                 name = STANDARD_INPUT if options.file is None else str(options.file)
                 lines = partial(numbered_lines, stream, records=source.records, name=name)
-                await _LineSender(producer, tally, options.subject, source, lines).run(
-                    ranges, output
+                if is_typed:
+                    print(TYPED_LINE, file=sys.stderr, flush=True)
+                sender = _LineSender(
+                    producer, tally, options.subject, source, lines, is_typed=is_typed
                 )
+                await sender.run(ranges, output)
             tally.close()
 
 
@@ -269,7 +274,11 @@ class _LineSender:
         subject: str,
         source: SendInput,
         lines: Callable[[Sequence[tuple[int, int | None]]], AsyncIterator[tuple[int, bytes]]],
+        *,
+        is_typed: bool,
     ) -> None:
+        self._is_typed = is_typed
+        """True if a person types the lines, which cannot be read again."""
         self._producer = producer
         self._tally = tally
         self._subject = subject
@@ -374,15 +383,20 @@ class _LineSender:
         )
         text = f"line {failed[0]}: {cause}" if failed else cause
         doubt = "; some of them may be stored" if self._may_be_stored else ""
+        not_stored = "" if self._is_typed else f"; lines not stored: {ranges_text}"
         error = InputError(
             Reason.INPUT_UNFINISHED,
-            f"{text}. Lines stored: {self._tally.count}{self._tally.anomalies_text}; "
-            f"lines not stored: {ranges_text}{doubt}",
+            f"{text}. Lines stored: {self._tally.count}{self._tally.anomalies_text}"
+            f"{not_stored}{doubt}",
             stored=self._tally.count,
             line=failed[0] if failed else self._next_line,
             lines=ranges_text,
         )
-        error.hint = error.hint.replace("LINES", ranges_text)
+        error.hint = (
+            "Run the command again, and type the lines that are not stored."
+            if self._is_typed
+            else error.hint.replace("LINES", ranges_text)
+        )
         if not self._tally.count and not self._may_be_stored:
             error.fate = Fate.NOT_DONE
         return error

@@ -10,16 +10,18 @@ import enum
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import click
 
 from ...protocol.text import mask_password
-from ...rpc.settings import Setting, SettingSources
 from ..groups import CommandGroup
 from ..options import OutputFormat, OutputOption
 from ..parameters import Argument, Option
 from ..screen import make_table, show_data, show_table
+
+if TYPE_CHECKING:
+    from ...rpc.settings import Setting, SettingSources
 
 RUN_CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 """The context settings of a command that passes all flags, including `--help`, on to the server

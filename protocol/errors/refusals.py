@@ -37,6 +37,10 @@ class HandlerTypeError(ConfigError, TypeError):
     )
 
 
+_EXTRA_BY_DRIVER = {"aiosqlite": "server", "asyncmy": "mysql", "asyncpg": "postgresql"}
+"""The extra that brings each driver of a database."""
+
+
 class MissingExtraError(ConfigError, ModuleNotFoundError):
     """A part of keylane needs a package that is not installed, because it belongs to an extra."""
 
@@ -63,6 +67,15 @@ class MissingExtraError(ConfigError, ModuleNotFoundError):
         missing = cls(text, extra=extra, package=package)
         missing.name = package
         return missing
+
+    @classmethod
+    def of_driver(cls, error: ModuleNotFoundError) -> ConfigError:
+        """Return the error for the URL of a database whose driver is not installed."""
+        extra = _EXTRA_BY_DRIVER.get(error.name or "")
+        missing = cls.of(error, "the URL of the database", extra) if extra else error
+        if isinstance(missing, ConfigError):
+            return missing
+        return ConfigError(f"the driver in the URL of the database cannot be used: {error}")
 
 
 class RefusedError(KeylaneError):

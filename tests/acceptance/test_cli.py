@@ -530,6 +530,10 @@ def test_dev_refuses_a_port_in_use(dev, tmp_path):
     done = keylane("dev", "--data", str(tmp_path / "data"), "--port", port)
     assert_error(done, "AddressError", 1400)
     assert f"127.0.0.1:{port}: the port is in use" in done.stderr
+    assert (
+        f"The metaserver and 2 brokers use the ports {port} to {int(port) + 2}: choose others with "
+        "--port, or --port 0 for any free ones."
+    ) in done.stderr
     assert not (tmp_path / "data").exists()
     assert dev.run("subject", "list").returncode == 0
 

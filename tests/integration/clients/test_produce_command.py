@@ -63,6 +63,31 @@ async def test_rows_of_a_csv_file_are_stored_by_key(shared_cluster: Cluster, tmp
     assert {key: list(map(json.loads, values)) for key, values in stored.items()} == sent
 
 
+async def test_person_is_told_what_to_type(shared_cluster: Cluster):
+    """A terminal gets one line, and no advice about the lines of a file."""
+    route = await shared_cluster.create("typed", partitions=1)
+    command = ("produce", "typed", "--key-separator", ":", "--meta", shared_cluster.meta)
+
+    async def typed(text: str) -> tuple[int, str, str]:
+        done = await asyncio.to_thread(
+            run_keylane, *command, text=text, timeout_s=TIMEOUT_S, terminal=True
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    reading = "reading messages from standard input, one per line; Ctrl-D ends\n"
+    status, out, errors = await typed("k:first\n\x04")
+    assert (status, errors) == (0, reading)
+    assert out.startswith("stored at offset 0 ")
+    status, _, errors = await typed("paid\n")
+    assert (status, errors) == (
+        1,
+        reading + "keylane: line 1: no separator, so no key; --keyless sends such lines without "
+        "order; a line with a key is KEY:VALUE. Lines stored: 0 [InputError 1404 "
+        "INPUT_UNFINISHED]\n  Run the command again, and type the lines that are not stored.\n",
+    )
+    assert await values_by_key(shared_cluster, route) == {b"k": [b"first"]}
+
+
 async def test_lines_of_ndjson_are_stored_as_they_are(shared_cluster: Cluster):
     """From standard input; headers become properties, also beside those of a line."""
     route = await shared_cluster.create("ndjson", partitions=1)

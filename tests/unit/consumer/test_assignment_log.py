@@ -105,7 +105,7 @@ def test_line_names_those_who_have_the_partitions_when_a_member_waits():
         members=(member("a", 2), member("b", 1, 22_000), member("c", 0)),
     )
     assert waiting_text(group) == (
-        "3 members for 4 partitions: this one waits; a has 1, 2; b has 3 until its lease ends in "
+        "3 members for 4 partitions: this one waits for its share; a has 1, 2; b has 3 until its lease ends in "
         "8.0 s, or it is heard"
     )
 

@@ -23,7 +23,7 @@ from keylane.protocol.errors import (
     InvalidRequestError,
     Reason,
 )
-from keylane.protocol.message import Message
+from keylane.protocol.message import Message, Receipt
 from keylane.sync import Consumer, Producer, TakenMessage
 from keylane.sync.loop_thread import LoopThread
 from support.raising import raises
@@ -308,6 +308,60 @@ def test_send_says_where_the_subject_belongs_when_a_topic_is_named():
         producer.send("orders", b"v", topic="orders")
     with pytest.raises(TypeError, match="keyword argument 'topic': give subject="):
         producer.send(topic="orders", value=b"v")
+
+
+@pytest.mark.parametrize("kind", [Producer, keylane.Producer])
+def test_send_says_what_to_give_when_headers_are_given(kind: Any):
+    """And names the public class when it has no advice."""
+    producer: Any = kind(META)
+    with pytest.raises(TypeError, match=r"^Producer\.send\(\) got .* 'headers': give properties=$"):
+        producer.send("orders", b"v", headers={"a": "b"})
+    with pytest.raises(TypeError, match=r"^Producer\.send\(\) got .* argument 'colour'$"):
+        producer.send("orders", b"v", colour="red")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "advice"),
+    [
+        (keylane.ConsumerSettings, "auto_offset_reset", r"in Consumer\(...\), give start=$"),
+        (keylane.ConsumerSettings, "group_id", r"in Consumer\(...\), give group=$"),
+        (keylane.ConsumerSettings, "hand_over_ms", r"did you mean handover_ms\?$"),
+        (keylane.ProducerSettings, "acks", r"in Producer\(...\), leave it out: a receipt "),
+        (keylane.ProducerSettings, "linger", r"did you mean linger_ms\?$"),
+    ],
+)
+def test_settings_say_what_to_give_when_a_name_is_unknown(kind: Any, name: str, advice: str):
+    start = rf"^{kind.__name__}\(\) got an unexpected keyword argument '{name}': "
+    with pytest.raises(TypeError, match=start + advice):
+        kind(**{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("topic", "subject"),
+        ("headers", "properties"),
+        ("partition", "partition_id"),
+        ("timestamp", "sent_at_ns, which is in nanoseconds since 1970"),
+        ("body", r"value, or decode\(\) with a codec"),
+        ("routing_key", "key"),
+    ],
+)
+def test_message_says_its_own_names_when_another_system_has_others(name: str, advice: str):
+    message: Any = Message("orders", b"k", b"v", 7, 1, 0)
+    assert not hasattr(message, name)
+    with pytest.raises(
+        AttributeError, match=rf"^'Message' object has no .* '{name}': use {advice}$"
+    ):
+        getattr(message, name)
+    taken: Any = TakenMessage(None, message)
+    assert not hasattr(taken, name)
+    with pytest.raises(AttributeError, match=rf"^'TakenMessage' object .* '{name}': use {advice}$"):
+        getattr(taken, name)
+    with pytest.raises(AttributeError, match=r"attribute 'colour'$"):
+        message.colour  # noqa: B018 - that is the test
+    with pytest.raises(AttributeError, match=r"'Receipt' object .* 'partition': use partition_id$"):
+        Receipt(1, 7, "fsync").partition  # type: ignore[attr-defined]  # noqa: B018 - as above
 
 
 def test_send_says_that_the_key_chooses_when_a_partition_is_named():
