@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from support.access.guarded import GuardedCluster
 from support.cluster import Cluster
 from support.page_run import PageRun
 from support.page_steps import steps_of
@@ -28,6 +29,10 @@ PAGES = {
     if not any(part in page.as_posix().removeprefix(ROOT.as_posix()) for part in NOT_FOR_USERS)
     and any(not step.left_out for step in steps_of(page))
 }
+GUARDED = {"docs/ACCESS.md"}
+"""Pages about a cluster with access control."""
+PARTITIONS = {"docs/do/grow-and-move.md": 4}
+"""Partitions of the subject `orders` where a page says how many it has."""
 SPARK_PAGES = {"docs/SPARK.md", "docs/do/reprocess-with-spark.md"}
 
 
@@ -36,10 +41,18 @@ SPARK_PAGES = {"docs/SPARK.md", "docs/do/reprocess-with-spark.md"}
     [pytest.param(name, marks=[pytest.mark.spark] * (name in SPARK_PAGES)) for name in PAGES],
 )
 async def test_page_does_what_it_says(name: str, tmp_path: Path) -> None:
-    (tmp_path / "cluster").mkdir()
+    folder = tmp_path / "cluster"
+    folder.mkdir()
     (tmp_path / "reader").mkdir()
-    with Cluster(tmp_path / "cluster") as cluster:
-        await cluster.create("orders", partitions=2)
+    guarded = name in GUARDED
+    with GuardedCluster(folder, 2) if guarded else Cluster(folder) as cluster:
+        environment = {"KEYLANE_META": cluster.meta, "CLUSTER_FOLDER": str(folder)}
+        partitions = PARTITIONS.get(name, 2)  # two are what `keylane dev` makes
+        if isinstance(cluster, GuardedCluster):
+            environment["KEYLANE_TOKEN_FILE"] = str(folder / "admin.token")
+            await cluster.made("orders", partitions=partitions)
+        else:
+            await cluster.create("orders", partitions=partitions)
         first, second = (broker.address for broker in cluster.brokers)
         replaced = {
             "127.0.0.1:7000": cluster.meta,
@@ -48,5 +61,5 @@ async def test_page_does_what_it_says(name: str, tmp_path: Path) -> None:
             "/data/": f"{tmp_path}/reader/",
         }
         stand_in = STAND_INS / f"{PAGES[name].stem}.py"
-        run = PageRun(PAGES[name], tmp_path / "reader", cluster.meta, replaced)
+        run = PageRun(PAGES[name], tmp_path / "reader", environment, replaced)
         run.follow(stand_in if stand_in.exists() else STAND_INS / "any_page.py")

@@ -12,6 +12,7 @@ import os
 import re
 import select
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -32,6 +33,9 @@ PRINTED = re.compile(r"^ *print\(.*\)  # (.+)$", re.MULTILINE)
 """A `print`, and what it prints."""
 SHELL = re.compile(r"[|<>$]|&&")
 """What only a shell understands."""
+FOLLOWS = re.compile(r" --follow\b")
+"""A command that serves until Ctrl-C."""
+FOLLOWED_S = 2
 SUBJECT = re.compile(r"--subject (\S+)")
 
 
@@ -88,7 +92,9 @@ class Session:
 class PageRun:
     """A run of a page; `replaced` has texts of the page and what stands for them here."""
 
-    def __init__(self, page: Path, folder: Path, meta: str, replaced: Mapping[str, str]) -> None:
+    def __init__(
+        self, page: Path, folder: Path, environment: Mapping[str, str], replaced: Mapping[str, str]
+    ) -> None:
         self._page = page
         self._folder = folder
         self._replaced = replaced
@@ -97,10 +103,11 @@ class PageRun:
         kept = {name: value for name, value in os.environ.items() if "KEYLANE" not in name}
         self._environment = kept | {
             "HOME": str(folder),
-            "KEYLANE_META": meta,
             "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "COLUMNS": "200",
+            **environment,
         }
+        (folder / ".curlrc").write_text("fail-with-body\nsilent\nshow-error\n")
         self._refused: dict[str, str] = {}
 
     def follow(self, stand_in: Path | None) -> None:
@@ -130,7 +137,7 @@ class PageRun:
                     self._run(f"keylane subject create {subject}")
         for each in step.commands:
             command = self._here(each.command)
-            session.take(hook="before_command", text=command)
+            command = session.take(hook="before_command", text=command) or command
             self._command(step, Command(command, [self._here(line) for line in each.output]))
 
     def _command(self, step: Step, each: Command) -> None:
@@ -146,7 +153,8 @@ class PageRun:
             assert done.returncode != 0, f"not refused: {shown}"
             assert self._refused[plain] in done.stderr, shown
             return
-        assert done.returncode == 0, shown
+        interrupted = FOLLOWS.search(each.command) and done.returncode == 128 + signal.SIGINT
+        assert done.returncode == 0 or interrupted, shown
         if each.output:
             printed = done.stdout.splitlines()
             assert len(printed) == len(each.output), shown
@@ -154,6 +162,8 @@ class PageRun:
                 assert match_line(expected, line) is not None, f"expected {expected!r}: {shown}"
 
     def _run(self, command: str) -> subprocess.CompletedProcess[str]:
+        if FOLLOWS.search(command):
+            command = f"timeout --preserve-status --signal INT {FOLLOWED_S} {command}"
         if command.startswith("keylane ") and not SHELL.search(command.partition(" # ")[0]):
             words = shlex.split(command, comments=True)[1:]
             return run_keylane(

@@ -9,7 +9,8 @@ its own:
   the function that bills an order. Its names are those of the page. Answer: its `REFUSED`.
 * `{"hook": NAME, "text": TEXT}` calls a function of the stand-in, if it has one of that name:
   `prepare` at the beginning, `before_block` and `after_block` with a block of Python, and
-  `before_command` with a command.
+  `before_command` with a command. Answer: what it returns; for a command, what is typed in its
+  place, such as an id that the page cannot know.
 * `{"block": TEXT, "page": FILE, "line": N}` runs a block. `await` may stand outside of a function.
   What serves for ever is ended by Ctrl-C once the groups that have a member have no message left.
   A consumer that a block makes and leaves alone is run.
@@ -88,10 +89,9 @@ def run_served(runner: asyncio.Runner, work: Any) -> None:
             watcher.join()
 
 
-def run(runner: asyncio.Runner, work: Any) -> None:
+def run(runner: asyncio.Runner, work: Any) -> Any:
     made = work()
-    if inspect.iscoroutine(made):
-        runner.run(made)
+    return runner.run(made) if inspect.iscoroutine(made) else made
 
 
 def compiled(text: str, name: str, line: int) -> types.FunctionType:
@@ -110,7 +110,7 @@ def take(step: dict[str, Any], runner: asyncio.Runner) -> Any:
         return getattr(page, "REFUSED", {})
     if "hook" in step:
         hook = getattr(page, step["hook"], lambda _text: None)
-        run(runner, lambda: hook(step["text"]))
+        return run(runner, lambda: hook(step["text"]))
     if "block" in step:
         run_served(runner, compiled(step["block"], step["page"], step["line"]))
         if MADE.search(step["block"]) and ".run()" not in step["block"]:

@@ -63,3 +63,19 @@ async def park(key: str, error: Exception, *, to: str = "park") -> None:
     ):
         while await admin.lag("orders", "billing"):
             await asyncio.sleep(0.05)
+
+
+async def handle_parked(key: str) -> None:
+    """Have the group `billing` handle all parked orders of this key."""
+
+    async def bill(message: Message) -> None:
+        assert message.value
+
+    async with (
+        Consumer(META, subject="orders", group="billing", handler=bill),
+        Admin(META) as admin,
+        asyncio.timeout(60),
+    ):
+        await admin.redrive("orders", "billing", key=key)
+        while [view async for view in admin.parked("orders", "billing", key=key)]:
+            await asyncio.sleep(0.05)

@@ -25,13 +25,14 @@ MARK = re.compile(r"<!-- run: no, (.+?) -->$")
 REASONS = (
     "a fragment",
     "a package of others",
+    "a cluster with access control",
     "names of other hosts",
     "servers have to be stopped",
     "a disk has to be lost",
     "a server of Spark Connect",
 )
-"""Why a page may say that a block is not run; "a fragment" is an expression of a program that the
-page does not have.
+"""Why a page may say that a block is not run. "a fragment" is part of a program that the page does
+not show; docs/ACCESS.md is run on a cluster with access control.
 """
 INSTALLS = re.compile(r"^(?:python3 -m venv|pip install|make|venv-pack) ")
 SERVES = re.compile(r"^keylane (?:dev|metaserver run|broker run)\b")
