@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from support.page_session import ANSWERS
-from support.page_steps import SERVES, Step, all_commands, steps_of
+from support.page_steps import REASONS, SERVES, Step, all_commands, steps_of
 from support.pages import Command, match_line
 from support.server_process import ForkedProcess, run_keylane
 
@@ -117,11 +117,17 @@ class PageRun:
                 self._refused = session.take(stand_in=str(stand_in))
                 session.take(hook="prepare", text="")
             for step in steps_of(self._page):
-                if not step.left_out:
+                assert step.mark in {"", *REASONS}, f"line {step.block.line}: {step.mark}"
+                if step.kind == "commands" and not step.mark:
+                    self._make_subjects(step)
+                if step.runs:
                     (self._python if step.kind == "python" else self._commands)(session, step)
 
     def _python(self, session: Session, step: Step) -> None:
         text = self._here(step.block.text)
+        if step.block.title:
+            (self._folder / step.block.title).write_text(text)
+            return
         session.take(hook="before_block", text=text)
         session.printed()
         session.take(block=text, page=str(self._page), line=step.block.line)
@@ -130,11 +136,14 @@ class PageRun:
             assert expected in printed, f"line {step.block.line}: {printed}"
         session.take(hook="after_block", text=text)
 
-    def _commands(self, session: Session, step: Step) -> None:
+    def _make_subjects(self, step: Step) -> None:
+        """Make the subjects that a cluster begins with, but for `orders`, which there is."""
         for each in all_commands(step.block):
             if SERVES.match(each.command):
-                for subject in SUBJECT.findall(each.command):
+                for subject in set(SUBJECT.findall(each.command)) - {"orders"}:
                     self._run(f"keylane subject create {subject}")
+
+    def _commands(self, session: Session, step: Step) -> None:
         for each in step.commands:
             command = self._here(each.command)
             command = session.take(hook="before_command", text=command) or command

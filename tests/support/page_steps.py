@@ -7,7 +7,7 @@ A page's code is run, unless the page or one of the rules below says why not:
   the cluster of `keylane dev` runs. `EXAMPLE` matches what tests/acceptance/test_examples.py runs.
 * A block with `def test_` belongs to a reader's own tests; tests/unit/testing/test_guide.py runs it.
 
-A block of Python is fenced. A block of commands is fenced or indented. If it has a line with `$`,
+A block of Python is fenced; one with `title="jobs.py"` is a file that a later block uses. A block of commands is fenced or indented. If it has a line with `$`,
 lines without are the output of the command above; otherwise each of its lines is a command.
 """
 
@@ -23,7 +23,6 @@ from support.pages import Block, Command, blocks_of, commands_of
 
 MARK = re.compile(r"<!-- run: no, (.+?) -->$")
 REASONS = (
-    "a fragment",
     "a package of others",
     "a cluster with access control",
     "names of other hosts",
@@ -31,8 +30,7 @@ REASONS = (
     "a disk has to be lost",
     "a server of Spark Connect",
 )
-"""Why a page may say that a block is not run. "a fragment" is part of a program that the page does
-not show; docs/ACCESS.md is run on a cluster with access control.
+"""Why a page may say that a block is not run; docs/ACCESS.md is run on a cluster with access control.
 """
 INSTALLS = re.compile(r"^(?:python3 -m venv|pip install|make|venv-pack) ")
 SERVES = re.compile(r"^keylane (?:dev|metaserver run|broker run)\b")
@@ -45,11 +43,22 @@ Kind = Literal["python", "commands"]
 
 @dataclass(frozen=True)
 class Step:
-    """A block of a page; `left_out` is the reason why it is not run, "" if it is."""
+    """A block of a page; `mark` is the reason that the page gives for not running it, "" if it gives
+    none.
+    """
 
     kind: Kind
     block: Block
-    left_out: str
+    mark: str
+
+    @property
+    def runs(self) -> bool:
+        """True if anything of the block is run."""
+        if self.mark:
+            return False
+        if self.kind == "python":
+            return "def test_" not in self.block.text
+        return bool(self.commands)
 
     @property
     def commands(self) -> list[Command]:
@@ -83,7 +92,7 @@ def steps_of(page: Path) -> list[Step]:
     for block in sorted([*blocks_of(page), *indented_blocks(page)], key=lambda block: block.line):
         kind = kind_of(block)
         if kind is not None:
-            steps.append(Step(kind, block, reason_of(block, lines)))
+            steps.append(Step(kind, block, mark_of(block, lines)))
     return steps
 
 
@@ -96,13 +105,13 @@ def kind_of(block: Block) -> Kind | None:
     return None
 
 
-def reason_of(block: Block, lines: list[str]) -> str:
-    """Return why a block is not run, "" if it is; `lines` are those of its page."""
+def mark_of(block: Block, lines: list[str]) -> str:
+    """Return the reason in the line above a block, "" if there is none; `lines` are those of its
+    page.
+    """
     above = [line for line in lines[: block.line - 1] if line.strip()]
     marked = MARK.search(above[-1]) if above else None
-    if marked:
-        return marked[1]
-    return "tests" if block.language == "python" and "def test_" in block.text else ""
+    return marked[1] if marked else ""
 
 
 def indented_blocks(page: Path) -> Iterator[Block]:
