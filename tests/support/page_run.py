@@ -39,7 +39,7 @@ FOLLOWED_S = 2
 SUBJECT = re.compile(r"--subject (\S+)")
 
 
-class Session:
+class PythonSession:
     """The session of Python of a page, in a process of its own."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
@@ -112,7 +112,7 @@ class PageRun:
 
     def follow(self, stand_in: Path | None) -> None:
         """Run every step of the page."""
-        with Session(self._folder, self._environment) as session:
+        with PythonSession(self._folder, self._environment) as session:
             if stand_in is not None:
                 self._refused = session.take(stand_in=str(stand_in))
                 session.take(hook="prepare", text="")
@@ -123,7 +123,7 @@ class PageRun:
                 if step.runs:
                     (self._python if step.kind == "python" else self._commands)(session, step)
 
-    def _python(self, session: Session, step: Step) -> None:
+    def _python(self, session: PythonSession, step: Step) -> None:
         text = self._here(step.block.text)
         if step.block.title:
             (self._folder / step.block.title).write_text(text)
@@ -143,7 +143,7 @@ class PageRun:
                 for subject in set(SUBJECT.findall(each.command)) - {"orders"}:
                     self._run(f"keylane subject create {subject}")
 
-    def _commands(self, session: Session, step: Step) -> None:
+    def _commands(self, session: PythonSession, step: Step) -> None:
         for each in step.commands:
             command = self._here(each.command)
             command = session.take(hook="before_command", text=command) or command

@@ -15,7 +15,7 @@ written.execute("CREATE TABLE kept (fence TEXT PRIMARY KEY, token INTEGER, value
 sent = 0
 
 
-class Store:
+class KeptValues:
     """Keeps the last value of each fence, and the highest token."""
 
     async def write_if(self, *, fence: str, at_least: int, value: bytes) -> None:
@@ -27,7 +27,7 @@ class Store:
         assert done.rowcount == 1
 
 
-store = Store()
+store = KeptValues()
 
 
 def migrate_up_and_down() -> None:
