@@ -121,10 +121,12 @@ class PageRun:
                 if step.kind == "commands" and not step.mark:
                     self._make_subjects(step)
                 if step.runs:
-                    (self._python if step.kind == "python" else self._commands)(session, step)
+                    (self._commands if step.kind == "commands" else self._python)(session, step)
 
     def _python(self, session: PythonSession, step: Step) -> None:
         text = self._here(step.block.text)
+        if step.kind == "sql":
+            text = "".join(f"spark.sql({each!r}).show()\n" for each in statements_of(text))
         if step.block.title:
             (self._folder / step.block.title).write_text(text)
             return
@@ -196,3 +198,8 @@ class PageRun:
         for theirs, ours in self._replaced.items():
             text = text.replace(theirs, ours)
         return text
+
+
+def statements_of(sql: str) -> list[str]:
+    """Return the statements of SQL text; none of them has a semicolon inside."""
+    return [each.strip() for each in sql.split(";") if each.strip()]

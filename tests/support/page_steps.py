@@ -7,8 +7,9 @@ A page's code is run, unless the page or one of the rules below says why not:
   the cluster of `keylane dev` runs. `EXAMPLE` matches what tests/acceptance/test_examples.py runs.
 * A block with `def test_` belongs to a reader's own tests; tests/unit/testing/test_guide.py runs it.
 
-A block of Python is fenced; one with `title="jobs.py"` is a file that a later block uses. A block of commands is fenced or indented. If it has a line with `$`,
-lines without are the output of the command above; otherwise each of its lines is a command.
+A block of Python is fenced; one with `title="jobs.py"` is a file that a later block uses. A block of
+SQL is for the page's session of Spark. A block of commands is fenced or indented. If it has a line
+with `$`, lines without are the output of the command above; otherwise each of its lines is a command.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ EXAMPLE = re.compile(r"^python examples/")
 TYPED = re.compile(r"^(?:\$ |keylane |curl |python3? |export |cat )", re.MULTILINE)
 """The first words of a command; a block with a line of them is a block of commands."""
 
-Kind = Literal["python", "commands"]
+Kind = Literal["python", "sql", "commands"]
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,9 @@ class Step:
         """True if anything of the block is run."""
         if self.mark:
             return False
-        if self.kind == "python":
-            return "def test_" not in self.block.text
-        return bool(self.commands)
+        if self.kind == "commands":
+            return bool(self.commands)
+        return "def test_" not in self.block.text
 
     @property
     def commands(self) -> list[Command]:
@@ -100,6 +101,8 @@ def kind_of(block: Block) -> Kind | None:
     """Return what a block is, None if nobody runs it."""
     if block.language == "python":
         return "python"
+    if block.language == "sql":
+        return "sql"
     if block.language in {"", "console", "sh"} and TYPED.search(block.text):
         return "commands"
     return None
