@@ -1,7 +1,7 @@
 """The code of the pages for users is run, page by page, as their reader would type it.
 
-A page says why a block is not run; the tutorial and the tests of docs/TESTING.md have tests of their
-own. What a page leaves to its reader is in the folder pages/, in a file of the page's name.
+A page says why a block is not run; the tutorial and the tests of docs/TESTING.md have tests of
+their own. What a page leaves to its reader is in the folder pages/, in a file of the page's name.
 """
 
 from __future__ import annotations
@@ -116,3 +116,41 @@ def test_page_fails_when_it_is_wrong(text, shown, shared_cluster, tmp_path):
     with pytest.raises(AssertionError) as failed:
         PageRun(page, tmp_path, environment, {}).follow(None)
     assert shown in str(failed.value)
+
+
+def test_steps_of_a_page_are_in_its_order(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        """
+Make it, and look: <!-- run: no, a disk has to be lost -->
+
+    keylane broker evacuate g1 --accept-loss
+
+1. In a list:
+
+        pip install .
+        keylane subject create orders \\
+            --partitions 4    # as many as you like
+
+```python
+print(7)
+```
+
+    fails ─▶ parked
+
+```console
+$ keylane subject list
+orders
+```
+"""
+    )
+    lost, listed, python, console = steps_of(page)
+    assert (lost.mark, lost.runs) == ("a disk has to be lost", False)
+    (created,) = listed.commands
+    assert (
+        created.command == "keylane subject create orders --partitions 4    # as many as you like"
+    )
+    assert (python.kind, python.block.text, python.runs) == ("python", "print(7)\n", True)
+    assert [(each.command, each.output) for each in console.commands] == [
+        ("keylane subject list", ["orders"])
+    ]

@@ -1,4 +1,4 @@
-"""Runs a page of the documents from top to bottom, in an empty folder, against a cluster of its own.
+"""Runs a page of the documents from top to bottom, in an empty folder, against a cluster.
 
 What a block prints is compared as far as the page shows it: the lines below a command with `$`, and
 the remark behind a `print`. A command ends with status 0, unless the page's stand-in has it in
@@ -122,6 +122,7 @@ class PageRun:
                     self._make_subjects(step)
                 if step.runs:
                     (self._commands if step.kind == "commands" else self._python)(session, step)
+            assert not self._refused, f"not on the page: {list(self._refused)}"
 
     def _python(self, session: PythonSession, step: Step) -> None:
         text = self._here(step.block.text)
@@ -162,7 +163,7 @@ class PageRun:
         plain = re.sub(r" +# .*", "", each.command)
         if plain in self._refused:
             assert done.returncode != 0, f"not refused: {shown}"
-            assert self._refused[plain] in done.stderr, shown
+            assert self._refused.pop(plain) in done.stderr, shown
             return
         interrupted = FOLLOWS.search(each.command) and done.returncode == 128 + signal.SIGINT
         assert done.returncode == 0 or interrupted, shown

@@ -1,4 +1,4 @@
-"""What stand-ins of pages share: orders that arrive, a group that handles them, keys that it parks."""
+"""What stand-ins of pages share: orders that arrive, and a group that handles or parks them."""
 
 from __future__ import annotations
 

@@ -2,14 +2,14 @@
 
 A page's code is run, unless the page or one of the rules below says why not:
 
-* A block whose preceding line ends in `<!-- run: no, REASON -->` is left out, for one of `REASONS`.
-* `INSTALLS` and `SERVES` match commands that a test machine has behind it: keylane is installed, and
-  the cluster of `keylane dev` runs. `EXAMPLE` matches what tests/acceptance/test_examples.py runs.
-* A block with `def test_` belongs to a reader's own tests; tests/unit/testing/test_guide.py runs it.
+* A block is left out if the line above it ends in `<!-- run: no, REASON -->`, for one of `REASONS`.
+* `INSTALLS` and `SERVES` match commands that a test machine has behind it: keylane is installed,
+  and the cluster of `keylane dev` runs. tests/acceptance/test_examples.py runs those of `EXAMPLE`.
+* A block with `def test_` is a test of the reader; tests/unit/testing/test_guide.py runs it.
 
-A block of Python is fenced; one with `title="jobs.py"` is a file that a later block uses. A block of
-SQL is for the page's session of Spark. A block of commands is fenced or indented. If it has a line
-with `$`, lines without are the output of the command above; otherwise each of its lines is a command.
+A block of Python is fenced; one with `title="jobs.py"` is a file that a later block uses. A block
+of SQL is for the page's session of Spark. A block of commands is fenced or indented. If it has a
+line with `$`, lines without are the output of the command above; otherwise each line is a command.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ REASONS = (
     "a disk has to be lost",
     "a server of Spark Connect",
 )
-"""Why a page may say that a block is not run; docs/ACCESS.md is run on a cluster with access control.
-"""
+"""Why a page may say that a block is not run. docs/ACCESS.md has a cluster with access control."""
 INSTALLS = re.compile(r"^(?:python3 -m venv|pip install|make|venv-pack) ")
 SERVES = re.compile(r"^keylane (?:dev|metaserver run|broker run)\b")
 EXAMPLE = re.compile(r"^python examples/")
