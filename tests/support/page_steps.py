@@ -43,9 +43,7 @@ Kind = Literal["python", "sql", "commands"]
 
 @dataclass(frozen=True)
 class Step:
-    """A block of a page; `mark` is the reason that the page gives for not running it, "" if it gives
-    none.
-    """
+    """A block of a page; `mark` is the page's reason for not running it, "" if there is none."""
 
     kind: Kind
     block: Block
