@@ -14,6 +14,7 @@ its own:
 * `{"block": TEXT, "page": FILE, "line": N}` runs a block. `await` may stand outside of a function.
   What serves for ever is ended by Ctrl-C once the groups that have a member have no message left.
   A consumer that a block makes and leaves alone is run.
+* `{"keylane": WORDS}` runs a command. Answer: its status.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import keylane.cli.__main__
 from keylane import Admin, Consumer
 from keylane.admin import GroupDescription
 from keylane.errors import KeylaneError
@@ -72,9 +74,8 @@ async def live_groups(admin: Admin) -> AsyncIterator[GroupDescription]:
 
 
 def is_idle(group: GroupDescription) -> bool:
-    """True if each partition of the group has an owner, and no message is left."""
-    owned = [partition.owner is not None for partition in group.partitions]
-    return bool(owned) and all(owned) and group.lag == 0
+    """True if members own partitions of the group, and no message is left."""
+    return any(partition.owner for partition in group.partitions) and group.lag == 0
 
 
 def press_ctrl_c_once_handled(ended: threading.Event) -> None:
@@ -101,6 +102,16 @@ def run(runner: asyncio.Runner, work: Any) -> Any:
     return runner.run(made) if inspect.iscoroutine(made) else made
 
 
+def run_keylane_here(words: list[str]) -> int:
+    """Run `keylane WORDS`, and return its status."""
+    sys.argv = ["keylane", *words]
+    try:
+        keylane.cli.__main__.main()
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else int(bool(error.code))
+    return 0
+
+
 def compiled(text: str, name: str, line: int) -> types.FunctionType:
     """Return a block as a function; a traceback shows the lines of the page."""
     code = compile(
@@ -118,6 +129,8 @@ def take(step: dict[str, Any], runner: asyncio.Runner) -> Any:
     if "hook" in step:
         hook = getattr(page, step["hook"], lambda _text: None)
         return run(runner, lambda: hook(step["text"]))
+    if "keylane" in step:
+        return run_keylane_here(step["keylane"])
     if "block" in step:
         run_served(runner, compiled(step["block"], step["page"], step["line"]))
         if MADE.search(step["block"]) and ".run()" not in step["block"]:
