@@ -49,10 +49,13 @@ JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SPARK_PAGES = {"docs/SPARK.md", "docs/do/reprocess-with-spark.md"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.spark] * (name in SPARK_PAGES)) for name in PAGES],
-)
+def page_param(name: str):
+    """A page as a parameter, with its marks."""
+    marks = [pytest.mark.spark, pytest.mark.timeout(600)] if name in SPARK_PAGES else []
+    return pytest.param(name, marks=marks)
+
+
+@pytest.mark.parametrize("name", [page_param(name) for name in PAGES])
 async def test_page_does_what_it_says(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "cluster"
     folder.mkdir()

@@ -28,7 +28,7 @@ from support.pages import Command, match_line
 from support.server_process import ForkedProcess, run_keylane
 
 SESSION = Path(__file__).with_name("page_session.py")
-STEP_LIMIT_S = 90.0
+STEP_LIMIT_S = 150.0
 LOG_CHARS = 6000
 PRINTED = re.compile(r"^ *print\(.*\)  # (.+)$", re.MULTILINE)
 """A `print`, and what it prints."""
