@@ -43,9 +43,9 @@ def write(rows: pyarrow.RecordBatch, name: str) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_batches([rows]), f"{name}.parquet")
 
 
-async def send_prices_until_one_is_remembered(prices: dict[str, bytes]) -> None:
+async def send_prices_until_one_is_remembered() -> None:
     """Then press Ctrl-C: a broadcast consumer has no group that shows what it has handled."""
-    while not prices:
+    while not globals().get("prices"):
         await send_orders("prices", b"9.90")
         await asyncio.sleep(0.1)
     os.kill(os.getpid(), signal.SIGINT)
@@ -62,13 +62,7 @@ async def before_block(text: str) -> None:
         await producer.send("payments", b"12", key="customer-7")
     await send_orders()
     if "prices: dict" in text:
-        globals()["sending"] = asyncio.create_task(send_prices_until_remembered())
-
-
-async def send_prices_until_remembered() -> None:
-    while "prices" not in globals():
-        await asyncio.sleep(0.05)
-    await send_prices_until_one_is_remembered(globals()["prices"])
+        globals()["sending"] = asyncio.create_task(send_prices_until_one_is_remembered())
 
 
 async def after_block(text: str) -> None:
