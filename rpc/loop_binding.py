@@ -300,10 +300,8 @@ class NonCopyable:
             advice = self._opening() if name in _LIFECYCLE_NAMES else self._method_hints.get(name)
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}"
-                + (f": {advice}" if advice else ""),
-                name=name,
-                obj=self,
-            )
+                + (f": {advice}" if advice else "")
+            )  # `name` and `obj` would make Python suggest private names
 
         async def __aenter__(self) -> NoReturn:
             """Refuse `async with`. Raises TypeError."""

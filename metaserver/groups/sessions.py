@@ -794,9 +794,7 @@ def end_sessions(
     _free_leases_of(connection, ended_sessions, end)
 
 
-def _free_leases_of(
-    connection: Connection, ended_sessions: Iterable[sa.Row[Any]], end: LeaseEnd
-) -> None:
+def _free_leases_of(connection: Connection, ended_sessions: Iterable[Any], end: LeaseEnd) -> None:
     """Free the leases of sessions whose rows were deleted."""
     parameters = [
         {"of_session": row.session, "of_client": row.client, "of_end": end}
