@@ -20,7 +20,7 @@ from support.sql.told_groups import settle_group
 A, B = "a" * 16, "b" * 16
 
 
-class Group:
+class LeasedGroup:
     """A group of two partitions whose member `vm:1` has both."""
 
     def __init__(self) -> None:
@@ -50,25 +50,25 @@ class Group:
 
 
 @pytest.fixture
-def group() -> Group:
-    return Group()
+def group() -> LeasedGroup:
+    return LeasedGroup()
 
 
 def after(end: LeaseEnd, *ids: int, client: str = "vm:1") -> dict[int, PreviousOwner]:
     return {key: PreviousOwner(client=client, end=end) for key in ids}
 
 
-def test_first_grant_names_nobody(group: Group):
+def test_first_grant_names_nobody(group: LeasedGroup):
     assert group.previous(A) == {1: None, 2: None}
 
 
-def test_grant_names_the_dead_member_when_its_session_expired(group: Group):
+def test_grant_names_the_dead_member_when_its_session_expired(group: LeasedGroup):
     group.rows.clock.advance(31_000)
     group.join(B, "vm:2")
     assert group.previous(B) == after(LeaseEnd.EXPIRED, 1, 2)
 
 
-def test_grant_names_the_dead_member_when_it_died_during_a_rebalance(group: Group):
+def test_grant_names_the_dead_member_when_it_died_during_a_rebalance(group: LeasedGroup):
     group.join(B, "vm:2")
     group.rows.clock.advance(29_000)
     group.rows.run(renew_sessions, [B])
@@ -77,7 +77,7 @@ def test_grant_names_the_dead_member_when_it_died_during_a_rebalance(group: Grou
     assert group.previous(B) == after(LeaseEnd.EXPIRED, 1, 2)
 
 
-def test_grant_names_the_member_that_handed_over_in_a_rebalance(group: Group):
+def test_grant_names_the_member_that_handed_over_in_a_rebalance(group: LeasedGroup):
     group.join(B, "vm:2")
     (moving,) = {1, 2} - group.previous(A).keys()
     group.release(A, {moving: moving})
@@ -85,7 +85,7 @@ def test_grant_names_the_member_that_handed_over_in_a_rebalance(group: Group):
     assert group.previous(A) == {3 - moving: None}
 
 
-def test_grant_names_the_member_that_released_while_it_was_leaving(group: Group):
+def test_grant_names_the_member_that_released_while_it_was_leaving(group: LeasedGroup):
     group.join(B, "vm:2")
     group.rows.run(suspend_session, Suspend(session=A))
     group.settle()
@@ -93,25 +93,25 @@ def test_grant_names_the_member_that_released_while_it_was_leaving(group: Group)
     assert group.previous(B) == after(LeaseEnd.RELEASED, 1, 2)
 
 
-def test_grant_names_its_own_member_when_a_broker_refused_the_token(group: Group):
+def test_grant_names_its_own_member_when_a_broker_refused_the_token(group: LeasedGroup):
     group.release(A, {1: 1})
     assert group.previous(A) == {2: None} | after(LeaseEnd.RELEASED, 1)
 
 
-def test_grant_names_the_member_that_left(group: Group):
+def test_grant_names_the_member_that_left(group: LeasedGroup):
     group.rows.run(leave_group, A)
     group.join(B, "vm:2")
     assert group.previous(B) == after(LeaseEnd.LEFT, 1, 2)
 
 
-def test_grant_names_the_instance_that_was_replaced(group: Group):
+def test_grant_names_the_instance_that_was_replaced(group: LeasedGroup):
     group.rows.run(leave_group, A)
     group.join("c" * 16, "vm:3", instance="one")
     group.join("c0" * 8, "vm:4", instance="one")
     assert group.previous("c0" * 8) == after(LeaseEnd.REPLACED, 1, 2, client="vm:3")
 
 
-def test_grant_names_the_member_whose_session_an_operator_ended(group: Group):
+def test_grant_names_the_member_whose_session_an_operator_ended(group: LeasedGroup):
     for strategy in (ConsumeStrategy.SHARED, ConsumeStrategy.EXCLUSIVE):
         group.rows.run(switch_group, "s", "g", strategy)
         group.settle()
