@@ -176,8 +176,8 @@ def granted_partitions(
 
 
 def build_previous(row: sa.Row[Any]) -> PreviousOwner | None:
-    """Return the previous owner in a row with the columns of a lease; None if there is none."""
-    if row.previous_client is None:
+    """Return the previous owner in a row with the columns of a lease; None if it is unknown."""
+    if not row.previous_client:
         return None
     return PreviousOwner(client=row.previous_client, end=LeaseEnd(row.previous_end))
 

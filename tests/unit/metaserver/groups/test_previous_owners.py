@@ -68,6 +68,14 @@ def test_grant_names_the_dead_member_when_its_session_expired(group: LeasedGroup
     assert group.previous(B) == after(LeaseEnd.EXPIRED, 1, 2)
 
 
+def test_grant_names_nobody_when_the_member_had_no_name(group: LeasedGroup):
+    group.rows.run(leave_group, A)
+    group.join("c" * 16, "")
+    group.rows.run(leave_group, "c" * 16)
+    group.join(B, "vm:2")
+    assert group.previous(B) == {1: None, 2: None}
+
+
 def test_grant_names_the_dead_member_when_it_died_during_a_rebalance(group: LeasedGroup):
     group.join(B, "vm:2")
     group.rows.clock.advance(29_000)
