@@ -1,5 +1,5 @@
-"""Generates pages of the site from the code: the home page from README.md, the API, the errors, the
-commands, and those of servers.py. MkDocs calls `on_files` and `on_page_markdown`.
+"""Generates pages of the site from the code: the home page from README.md, the errors, the commands,
+and those of api.py and servers.py. MkDocs calls `on_files` and `on_page_markdown`.
 """
 
 from __future__ import annotations
@@ -7,10 +7,11 @@ from __future__ import annotations
 import inspect
 import posixpath
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from api import API_PAGES, api_lines
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -22,17 +23,6 @@ from keylane.cli.main import app
 ROOT = Path(__file__).resolve().parents[2]
 PARENT_LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]*)[^)]*\)")
 """Matches a link to a page or file in a parent folder."""
-CLIENTS = {
-    "producer": ("Producer", "ProducerSettings", "Receipt", "TableReceipt", "ScheduledReceipt"),
-    "consumer": ("Consumer", "ConsumerSettings", "Message", "Lease", "Retry", "ArrowBatch"),
-    "reader": ("Reader", "QueueReader", "Position"),
-    "admin": ("Admin",),
-    "codecs": ("Codec", "JsonCodec", "TextCodec", "PydanticCodec"),
-    "sync": ("sync.Producer", "sync.Consumer"),
-    "outbox": ("outbox.Outbox",),
-    "sink": ("sink.FencedSession",),
-}
-"""The API pages, with the names that each of them documents."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -45,7 +35,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/metrics.md": "\n".join(metric_lines()),
         "reference/http.md": "\n".join(http_lines()),
         "reference/limits.md": "\n".join(limit_lines()),
-        **{f"reference/{page}.md": api_page(page, names) for page, names in CLIENTS.items()},
+        **{f"reference/{page}.md": "\n".join(api_lines(page)) for page in API_PAGES},
     }
     for name, content in pages.items():
         files.append(File.generated(config, name, content=content))
@@ -71,21 +61,6 @@ def home_page() -> str:
     )
     text = re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?:|\./[\w./-]+\.md)[^)]*\)", r"\1", text)
     return text.replace("](./", "](")
-
-
-def api_page(page: str, names: Iterable[str]) -> str:
-    """Return an API page that documents these names."""
-    title = page if page in {"sync", "outbox", "sink"} else page.capitalize()
-    return "\n\n".join([f"# {title}", *(f"::: {qualified_name(name)}" for name in names)])
-
-
-def qualified_name(name: str) -> str:
-    """Return the module and name under which `keylane.NAME` is defined."""
-    module, _, attribute = f"keylane.{name}".rpartition(".")
-    target = getattr(__import__(module, fromlist=[attribute]), attribute)
-    if not inspect.isclass(target):
-        raise ValueError(f"{name} is not a class")
-    return f"{target.__module__}.{target.__qualname__}"
 
 
 def error_lines() -> Iterator[str]:
