@@ -24,7 +24,7 @@ from keylane.protocol.routing import logical_partition
 from keylane.testing import VirtualCluster, run
 
 SUBJECT, GROUP = "orders", "billing"
-KEYS = {"customer-1": "#2e8b57", "customer-7": "#7d4fb0"}
+KEYS = {"customer-2": "#2e8b57", "customer-7": "#7d4fb0"}
 """The keys that are shown, and their colours."""
 CUSTOMERS = 60
 ROUNDS = 2
@@ -32,7 +32,7 @@ ROUNDS = 2
 COMMANDS = (
     ("subject create orders", "--partitions 4"),
     ("subject resize orders", "--partitions 6"),
-    ("subject move 8", "--broker-group g0"),
+    ("subject move 8", "--broker-group g1"),
     ("subject resize orders", "--partitions 3"),
 )
 WIDTH, ROW, TOP, LEFT, RIGHT = 960, 100, 58, 190, 944
@@ -78,7 +78,7 @@ async def run_story(cluster: VirtualCluster) -> Lineage:
             if row == 1:
                 await admin.wait(await admin.resize(SUBJECT, 6))
             elif row == 2:
-                await admin.wait(await admin.move([8], to="g0"))
+                await admin.wait(await admin.move([8], to="g1"))
             elif row == 3:
                 await admin.wait(await admin.resize(SUBJECT, 3))
             lineage.histories.append((await admin.history(SUBJECT)).partitions)
@@ -142,12 +142,14 @@ def draw_partition(lineage: Lineage, each: PartitionHistory) -> Iterator[str]:
 def draw_key(lineage: Lineage, key: str) -> Iterator[str]:
     """Yield the messages of a key, on a line at its logical partition."""
     x = x_of(logical_partition(key.encode()) + 0.5)
-    colour, bottom = KEYS[key], TOP + ROW * len(COMMANDS)
+    colour = KEYS[key]
     yield draw_text(x, TOP - 12, key, font_size=12, fill=colour, text_anchor="middle")
-    yield (
-        f'<line x1="{x:.1f}" y1="{TOP - 6}" x2="{x:.1f}" y2="{bottom}" stroke="{colour}" '
-        'stroke-dasharray="2 4"/>'
-    )
+    for row in range(len(COMMANDS)):
+        y = TOP + ROW * row
+        yield (
+            f'<line x1="{x:.1f}" y1="{y + 40}" x2="{x:.1f}" y2="{y + ROW}" stroke="{colour}" '
+            'stroke-dasharray="2 4"/>'
+        )
     for row, its_key, number, _ in lineage.stored:
         if its_key == key:
             y = TOP + ROW * row + 54 + 26 * ((number - 1) % ROUNDS)

@@ -1,12 +1,10 @@
-"""Generates pages of the site from the code: the home page from README.md, the errors, the commands,
-and those of api.py and servers.py. MkDocs calls `on_files` and `on_page_markdown`.
+"""Adds pages to the site: the errors and the commands, made from the code, those of api.py and
+servers.py, and the files outside docs/ that links.py finds. MkDocs calls `on_files` and `on_page_markdown`.
 """
 
 from __future__ import annotations
 
 import inspect
-import posixpath
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,14 +19,12 @@ from keylane import errors
 from keylane.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
-PARENT_LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]*)[^)]*\)")
-"""Matches a link to a page or file in a parent folder."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages to the site."""
     pages = {
-        "index.md": home_page(),
+        **{site_name(file): (ROOT / file).read_text() for file in (*HOMES, *outside_files())},
         "reference/errors.md": "\n".join(error_lines()),
         "reference/commands.md": "\n".join(command_lines()),
         "reference/settings.md": "\n".join(setting_lines()),
@@ -43,24 +39,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Replace links to files outside the documentation with their text."""
-    folder = posixpath.dirname(page.file.src_uri)
-
-    def without_outside(link: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(folder, link[2]))
-        return link[1] if target.startswith("..") else link[0]
-
-    return PARENT_LINK.sub(without_outside, markdown)
-
-
-def home_page() -> str:
-    """Return README.md as the home page; links to files that are not pages become plain text."""
-    text = (ROOT / "README.md").read_text()
-    text = re.sub(r"\]\(docs/([^)]*)\)", r"](./\1)", text).replace(
-        "(./decisions/)", "(./decisions/README.md)"
-    )
-    text = re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?:|\./[\w./-]+\.md)[^)]*\)", r"\1", text)
-    return text.replace("](./", "](")
+    """Replace links to files of the repository with links within the site."""
+    return site_text(page.file.src_uri, markdown)
 
 
 def error_lines() -> Iterator[str]:
