@@ -1,5 +1,6 @@
 """Adds pages to the site: the errors and the commands, made from the code, those of api.py and
-servers.py, and the files outside docs/ that links.py finds. MkDocs calls `on_files` and `on_page_markdown`.
+servers.py, and the files outside docs/ that links.py finds. MkDocs calls `on_files` and
+`on_page_markdown`.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from api import API_PAGES, api_lines
+from links import HOMES, outside_files, site_name, site_text
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from servers import http_lines, limit_lines, metric_lines, setting_lines, table_cell
 
+from api import API_PAGES, api_lines
 from keylane import errors
 from keylane.cli.main import app
 
