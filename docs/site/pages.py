@@ -86,7 +86,7 @@ def _command_lines(command: Any, parent: Any, name: str) -> Iterator[str]:
             yield from _command_lines(command.get_command(context, each), context, f"{name} {each}")
         return
     yield f"\n## {name}\n"
-    yield table_cell(command.help or "")
+    yield "\n\n".join(map(table_cell, (command.help or "").split("\n\n")))
     rows = [row for row in map(_parameter_row, command.params) if row]
     if rows:
         yield "\n| | default | |\n| --- | --- | --- |"
