@@ -375,7 +375,7 @@ def draw_picture(events: Sequence[Event]) -> str:
             ],
         ),
         *draw_lease(line),
-        draw_text(496, 282, f"no partition of {SUBJECT}", font_size=14),
+        draw_text(508, 282, "has no partition", font_size=14),
         *draw_states(
             line,
             "broker",
