@@ -42,7 +42,7 @@ BOXES = {
     "A": (40, 60, 250, 100, "consumer A"),
     "B": (40, 230, 250, 100, "consumer B"),
     "broker": (400, 145, 230, 100, "broker"),
-    "other broker": (400, 256, 230, 46, "broker"),
+    "other broker": (400, 258, 230, 38, "broker"),
     "metaserver": (700, 60, 220, 100, "metaserver"),
 }
 """The left edge, top edge, width, height and title of each program's box. A broker's name is added
@@ -375,7 +375,7 @@ def draw_picture(events: Sequence[Event]) -> str:
             ],
         ),
         *draw_lease(line),
-        draw_text(414, 294, f"no partition of {SUBJECT}", font_size=14),
+        draw_text(508, 282, "has no partition", font_size=14),
         *draw_states(
             line,
             "broker",
