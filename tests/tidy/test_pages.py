@@ -1,6 +1,7 @@
 """The pages of the documents are readable in a plain editor, and one finds the way to each of them."""
 
 import re
+import tomllib
 
 import pytest
 
@@ -19,6 +20,12 @@ def test_page_has_no_long_line(page):
     """A paragraph goes on in the next line; a cell of a table says less, and the rest is below."""
     lines = enumerate(page.read_text().splitlines(), start=1)
     assert [number for number, line in lines if len(line) > LINE_MAX] == []
+
+
+def test_package_is_described_by_the_first_sentence_of_readme():
+    """The site of packages and the page of the repository say the same."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (ROOT / "README.md").read_text().splitlines()[2] == project["description"]
 
 
 def test_every_page_is_in_the_navigation():
