@@ -1,23 +1,14 @@
 """The API pages of the site have every public name, and links lead to files that are on the site."""
 
-import importlib.util
+import importlib
 import re
 
 import pytest
 
 import keylane.errors
-from tidy.tree import ROOT
+from tidy.tree import ROOT, load_site_module
 
-
-def load(name: str):
-    """A module of docs/site."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "site" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-api, links = load("api"), load("links")
+api, links = load_site_module("api"), load_site_module("links")
 MODULES = sorted(
     f"keylane.{path.parent.name}"
     for path in ROOT.glob("*/__init__.py")

@@ -2,28 +2,16 @@
 generated from the code has a long line.
 """
 
-import importlib.util
 import re
-import sys
 from dataclasses import fields
 
 import pytest
 
 from keylane.protocol import limits
 from tidy.test_pages import LINE_MAX
-from tidy.tree import ROOT
+from tidy.tree import ROOT, load_site_module
 
-
-def load(name):
-    """Return a module of docs/site."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "site" / f"{name}.py")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-servers = load("servers")
-pages = load("pages")  # which imports servers by its name
+servers, pages = load_site_module("servers"), load_site_module("pages")
 LINES = {
     "commands": pages.command_lines,
     "errors": pages.error_lines,
