@@ -1,6 +1,6 @@
 """Adds pages to the site: the errors and the commands, made from the code, those of api.py and
-servers.py, and the files outside docs/ that links.py finds. MkDocs calls `on_files` and
-`on_page_markdown`.
+servers.py, and the files outside docs/ that links.py finds. MkDocs calls `on_config`,
+`on_files` and `on_page_markdown`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,19 @@ from keylane import errors
 from keylane.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Make a folder that has the package and nothing else, for mkdocstrings: the checkout has
+    `.venv` too, and in it a link to the checkout, which it would follow again and again.
+    """
+    package = ROOT / "build" / "api" / "keylane"
+    package.mkdir(parents=True, exist_ok=True)
+    folders = [path.parent for path in ROOT.glob("*/__init__.py")]
+    for path in [*folders, *ROOT.glob("*.py"), *ROOT.glob("*.pyi")]:
+        link = package / path.name
+        if not link.is_symlink():
+            link.symlink_to(path)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
