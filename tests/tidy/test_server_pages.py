@@ -2,10 +2,10 @@
 generated from the code has a long line.
 """
 
-import importlib.util
 import re
 import sys
 from dataclasses import fields
+from importlib import import_module
 
 import pytest
 
@@ -13,17 +13,8 @@ from keylane.protocol import limits
 from tidy.test_pages import LINE_MAX
 from tidy.tree import ROOT
 
-
-def load(name):
-    """Return a module of docs/site."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "site" / f"{name}.py")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-servers = load("servers")
-pages = load("pages")  # which imports servers by its name
+sys.path.append(str(ROOT / "docs" / "site"))  # its modules import each other by name
+servers, pages = import_module("servers"), import_module("pages")
 LINES = {
     "commands": pages.command_lines,
     "errors": pages.error_lines,
