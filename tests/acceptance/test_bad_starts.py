@@ -21,8 +21,8 @@ from support.server_process import run_keylane
 pytestmark = pytest.mark.acceptance
 ROOT = Path(__file__).resolve().parents[2]
 ATTEMPTS = 5
-ROOM_S = 0.1
-"""The time, in seconds, by which the same process may take longer on a busy machine."""
+BUSY = 1.25
+"""The factor by which the same process may take longer on a busy machine."""
 
 
 def test_import_is_refused_when_python_is_too_old():
@@ -103,7 +103,7 @@ def test_completion_takes_half_a_second_when_a_metaserver_is_silent(connects):
             for _ in range(ATTEMPTS)
         ]
     refused_s, silent_s = map(min, zip(*attempts, strict=True))
-    assert silent_s < max(0.5, refused_s + WAIT_S_MIN + ROOM_S)
+    assert silent_s < max(0.5, BUSY * refused_s + WAIT_S_MIN)
 
 
 def _completion_s(address: str) -> float:
