@@ -261,7 +261,7 @@ def test_late_effect_is_refused_when_another_try_of_its_message_was_merged(engin
     """
     delivery = GroupDelivery()
     effects(engine, [900], delivery)
-    for late, first in ((delivery, 0), (CopiedDelivery(0, 0, None, "g", 0, 7, True), 1_024)):
+    for late, first in ((delivery, 0), (CopiedDelivery(0, 0, None, "g", 0, 7, True, "5ea"), 1_024)):
 
         def merge(first=first):
             effects(engine, range(first, first + 300), delivery)
@@ -492,11 +492,11 @@ def test_pickled_message_is_fenced_as_the_message(engine):
     merged.
     """
     for offset in range(70):
-        copied = CopiedDelivery(0, 0, None, "g", offset, 7, True)
+        copied = CopiedDelivery(0, 0, None, "g", offset, 7, True, "5ea")
         carried = pickle.loads(pickle.dumps(delivered(offset, token=2, delivery=copied)))
         assert effect(engine, carried)
     assert not effect(engine, delivered(69, token=2))
-    late = CopiedDelivery(0, 0, None, "g", 0, 7, True)
+    late = CopiedDelivery(0, 0, None, "g", 0, 7, True, "5ea")
     with raises(Reason.EFFECT_FENCED):
         effect(engine, pickle.loads(pickle.dumps(delivered(70, token=1, delivery=late))))
     assert entries(engine) == list(range(70))
