@@ -596,7 +596,7 @@ class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The hidden subject for which the partition was created; "" if there is none. When a lost
     database is rebuilt, sealed parents prove that the hidden subject was published.
     """
-    cluster_id: Annotated[str, Meta(max_length=64)] = ""
+    cluster_id: str = ""
     """The identity of the cluster; "" if not reported."""
     times_from_ms: Count = 0
     """A lower bound of the times of the partition's messages, in milliseconds since 1970; 0 if not
