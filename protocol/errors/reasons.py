@@ -1034,8 +1034,8 @@ class Reason(enum.Enum):
         "SchemaError",
         "the tables of fenced effects are older than this keylane",
         (
-            "Upgrade them with await keylane.sink.create_tables(engine), or with "
-            "keylane.sink.alembic in your migrations."
+            "They are from before the first release and cannot be upgraded: let the group handle "
+            "its messages, drop them, and await keylane.sink.create_tables(engine)."
         ),
     )
     """The tables of fenced effects were created by an older version of keylane."""
