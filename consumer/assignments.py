@@ -393,6 +393,7 @@ class Assignments:
             subject=self._subject,
             group=self._group,
             session=self._membership.session,
+            cluster_id=self._membership.cluster_id,
             grant=grant,
             connections=self._connections,
             deadline_ms=self._deadline_ms,

@@ -133,6 +133,8 @@ class Membership:
         filter_text: str = "",
     ) -> None:
         self.session = ""
+        self.cluster_id = ""
+        """The identity of the cluster in the last session."""
         self._start = start
         self._pending_session = ""
         """The id of a session that was requested but is not confirmed yet."""
@@ -253,6 +255,7 @@ class Membership:
         if not self._joined:
             log.info("%s joined as %s", self._name, self.client)
         self._group_id = joined.group_id
+        self.cluster_id = joined.cluster_id
         self.session = session
         self._pending_session = ""
         self._joined = True

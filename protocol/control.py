@@ -294,6 +294,10 @@ class Joined(Struct, frozen=True, kw_only=True):
     """
     order_strategy: OrderStrategy = OrderStrategy.STRICT
     """The order strategy of the subject."""
+    cluster_id: str = ""
+    """The identity of the cluster, whose partition ids and tokens are unknown to any other one; ""
+    if not reported.
+    """
     grants: Grants | None = None
     """The grants of the session, as in the response to a heartbeat; None if not reported."""
 
@@ -618,6 +622,8 @@ class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The hidden subject for which the partition was created; "" if there is none. When a lost
     database is rebuilt, sealed parents prove that the hidden subject was published.
     """
+    cluster_id: str = ""
+    """The identity of the cluster; "" if not reported."""
     times_from_ms: Count = 0
     """A lower bound of the times of the partition's messages, in milliseconds since 1970; 0 if not
     reported. It is the highest `PartitionStatus.ended_at_ms` of its parents on other brokers. It is

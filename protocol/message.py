@@ -95,6 +95,13 @@ class Delivery(Protocol):
         ...
 
     @property
+    def cluster_id(self) -> str:
+        """The identity of the cluster, to which partition ids, offsets and tokens belong; "" if
+        the messages are only read.
+        """
+        ...
+
+    @property
     def is_copied(self) -> bool:
         """True for a pickled copy in another process. The `cursor` of a copy is the value at the
         time of pickling.

@@ -20,7 +20,7 @@ from sqlalchemy.engine import Connection
 
 from ...protocol.errors import ConfigError, Reason
 from ..sql.clock_restart import restart_times
-from ..sql.cluster_facts import CLUSTER, CLUSTER_VERSION
+from ..sql.cluster_facts import CLUSTER, CLUSTER_ID, CLUSTER_VERSION
 from ..sql.dialect import begin_snapshot, insert_or_replace, skip_ids
 from ..sql.duties import rebuilt_duty, take_duty
 from ..sql.schema import (
@@ -48,7 +48,7 @@ HOLD_MS = 30_000
 sessions may still be running.
 """
 _EXCLUDED_TABLES = {sessions.name, duties.name, metaservers.name, refused_brokers.name}
-_INCLUDED_FACTS = (CLUSTER, CLUSTER_VERSION)
+_INCLUDED_FACTS = (CLUSTER, CLUSTER_ID, CLUSTER_VERSION)
 
 
 def backup_tables() -> list[sa.Table]:

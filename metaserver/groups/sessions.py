@@ -43,6 +43,7 @@ from ..cluster.announcements import Announcement, mark_unsettled, pending_announ
 from ..cluster.removals import count_removals, subject_of_deleted_group, was_deleted
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import find_subject, open_subject_row
+from ..sql.cluster_facts import read_cluster_id
 from ..sql.dialect import now_ms
 from ..sql.duties import duty_left_ms, reset_duty
 from ..sql.schema import access_quotas, groups, leases, live_resets, sessions, subjects
@@ -128,6 +129,8 @@ class SessionRow:
     """Sessions of the same instance that this join ended; only set by `join_group`."""
     order_strategy: OrderStrategy = OrderStrategy.STRICT
     """Order strategy of its subject; only set by `join_group`."""
+    cluster_id: str = ""
+    """The identity of the cluster; only set by `join_group`."""
     unreached: tuple[str, ...] = ()
     """Broker groups to which it cannot connect."""
 
@@ -218,7 +221,10 @@ def join_group(
         raise InvalidRequestError("this session has joined another group", session=request.session)
     if existing_row is not None and existing_row.alive:
         return replace(
-            _session_row(existing_row), start=start, order_strategy=subject.order_strategy
+            _session_row(existing_row),
+            start=start,
+            order_strategy=subject.order_strategy,
+            cluster_id=read_cluster_id(connection),
         )
     replaced_sessions: tuple[SessionId, ...] = ()
     predecessors = ""
@@ -252,6 +258,7 @@ def join_group(
         start=start,
         replaced_sessions=replaced_sessions,
         order_strategy=subject.order_strategy,
+        cluster_id=read_cluster_id(connection),
     )
 
 

@@ -1033,8 +1033,8 @@ class Reason(enum.Enum):
         "SchemaError",
         "the tables of fenced effects are older than this keylane",
         (
-            "Upgrade them with await keylane.sink.create_tables(engine), or with "
-            "keylane.sink.alembic in your migrations."
+            "They are from before the first release and cannot be upgraded: let the group handle "
+            "its messages, drop them, and await keylane.sink.create_tables(engine)."
         ),
     )
     """The tables of fenced effects were created by an older version of keylane."""
@@ -1045,6 +1045,18 @@ class Reason(enum.Enum):
         "Install the version of keylane that created them.",
     )
     """The tables of fenced effects were created by a newer version of keylane."""
+    SINK_OTHER_CLUSTER = (
+        1277,
+        "SchemaError",
+        "the tables have effects of a group of this name in another cluster",
+        (
+            "Use another database or prefix; or, if that cluster is gone, stop the consumers and "
+            "await keylane.sink.forget(engine, subject, group, fences=True)."
+        ),
+    )
+    """The tables of fenced effects have effects of this subject and group from another cluster,
+    whose partition ids, offsets and tokens are unrelated. Nothing was written.
+    """
     # StoryError
     STORY_STUCK = (
         1281,
