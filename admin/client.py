@@ -1215,6 +1215,8 @@ class Admin(LoopBoundClient):
 
         Raises:
             NotFoundError, StaleRouteError
+            BusyError: messages of a key are being redriven, so a consumer may already have them;
+                those of other keys may be skipped.
             Any error of `parked`.
         """
         if not _is_selective(key, dead, partition_id, older_than_ms, error):

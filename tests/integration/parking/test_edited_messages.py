@@ -156,7 +156,7 @@ class Waiting(Judge):
         await super().__call__(message)
 
 
-async def test_edit_is_refused_while_a_message_that_may_end_its_process_is_handled(
+async def test_edit_and_skip_are_refused_while_a_message_that_may_end_its_process_is_handled(
     shared_cluster: Cluster, tmp_path: Path
 ):
     """A process ended with the redriven message: the next consumer has the key stay parked, and
@@ -182,6 +182,8 @@ async def test_edit_is_refused_while_a_message_that_may_end_its_process_is_handl
             await judge.has_begun.wait()
             with raises(Reason.PARKED_REDRIVEN):
                 await admin.edit_parked(subject, "g", key=b"bad", value=b"41")
+            with raises(Reason.PARKED_REDRIVEN):
+                await admin.skip(subject, "g", key=b"bad")
             judge.go_on.set()
             while await parked_count(admin, subject):
                 await asyncio.sleep(0.02)
