@@ -39,6 +39,12 @@ class HandlerTypeError(ConfigError, TypeError):
 
 _EXTRA_BY_DRIVER = {"aiosqlite": "server", "asyncmy": "mysql", "asyncpg": "postgresql"}
 """The extra that brings each driver of a database."""
+_URL_BY_OTHER_DRIVER = {
+    "MySQLdb": ("mysql+asyncmy://", "mysql"),
+    "psycopg": ("postgresql+asyncpg://", "postgresql"),
+    "psycopg2": ("postgresql+asyncpg://", "postgresql"),
+}
+"""The URL to use instead of one whose driver no extra brings, and the extra of its driver."""
 
 
 class MissingExtraError(ConfigError, ModuleNotFoundError):
@@ -71,6 +77,15 @@ class MissingExtraError(ConfigError, ModuleNotFoundError):
     @classmethod
     def of_driver(cls, error: ModuleNotFoundError) -> ConfigError:
         """Return the error for the URL of a database whose driver is not installed."""
+        if (error.name or "") in _URL_BY_OTHER_DRIVER:
+            url, extra = _URL_BY_OTHER_DRIVER[error.name or ""]
+            return cls(
+                f"the URL of the database needs {error.name}, which is not installed, and which no "
+                f'extra brings: begin the URL with {url}, whose driver the extra "{extra}" brings. '
+                f"In your clone of keylane: pip install '.[{extra}]'",
+                extra=extra,
+                package=error.name,
+            )
         extra = _EXTRA_BY_DRIVER.get(error.name or "")
         missing = cls.of(error, "the URL of the database", extra) if extra else error
         if isinstance(missing, ConfigError):
