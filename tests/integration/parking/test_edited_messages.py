@@ -19,6 +19,7 @@ from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
 from keylane.errors import (
     InvalidRequestError,
     MessageTooLargeError,
+    NotFoundError,
     Reason,
 )
 from keylane.protocol.message import EDITED_PROPERTY
@@ -88,6 +89,9 @@ async def test_edited_message_is_handled_in_its_place(shared_cluster: Cluster, c
             while await parked_count(admin, subject) < 4:
                 await asyncio.sleep(0.02)
             if change != "none":
+                (view,) = [each async for each in admin.parked(subject, "g")]
+                with pytest.raises(NotFoundError, match=f"stored, such as {partition_id}:0"):
+                    await admin.edit_parked(subject, "g", view.partition_id, 60, value=b"41")
                 again = await admin.edit_parked(subject, "g", partition_id, 0, value=b"41")
                 assert again.message.value == b"41"
             shown = [each async for each in admin.parked_messages(subject, "g", b"k")]
