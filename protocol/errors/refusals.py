@@ -13,7 +13,7 @@ class ConfigError(KeylaneError):
 
     code = 1001
     summary = "the settings cannot work"
-    hint = "Nothing was started. Fix everything that the message names, then try again."
+    hint = "Nothing was done. Fix everything that the message names, then try again."
     problems = Detail(int)
     """The number of problems."""
     path = Detail(str)
