@@ -92,8 +92,8 @@ def waiting_text(group: GroupView, own_client: str) -> str:
     sending heartbeats.
 
     Args:
-        own_client: the name of the member. If it is alone, partitions under its name are its own, which
-            it is just being granted.
+        own_client: the name of the member. If it is alone, partitions under its name are its own,
+            which it is just being granted.
     """
     is_alone = group.sessions <= 1
     partitions_of: dict[str, list[int]] = {}
