@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import wraps
-from inspect import signature
 from typing import Any, TypeVar, cast
 
 from .errors import ConfigError, InvalidRequestError
@@ -173,9 +172,9 @@ def names_missing_address(what: str, settings: type, words: Mapping[str, str]) -
     """
 
     def decorate(initialize: F) -> F:
-        parameters = [*signature(initialize).parameters.values()][1:]
-        by_position = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
-        by_name = [f"{each.name}=" for each in parameters if each.kind is each.KEYWORD_ONLY]
+        code = cast(Any, initialize).__code__
+        by_position = code.co_varnames[1 : code.co_argcount]
+        by_name = [f"{name}=" for name in code.co_varnames[code.co_argcount :]]
 
         @wraps(initialize)
         def checked(self: object, *args: Any, **named: Any) -> None:
