@@ -77,16 +77,17 @@ class MissingExtraError(ConfigError, ModuleNotFoundError):
     @classmethod
     def of_driver(cls, error: ModuleNotFoundError) -> ConfigError:
         """Return the error for the URL of a database whose driver is not installed."""
-        if (error.name or "") in _URL_BY_OTHER_DRIVER:
-            url, extra = _URL_BY_OTHER_DRIVER[error.name or ""]
+        driver = error.name or ""
+        if driver in _URL_BY_OTHER_DRIVER:
+            url, other_extra = _URL_BY_OTHER_DRIVER[driver]
             return cls(
-                f"the URL of the database needs {error.name}, which is not installed, and which no "
-                f'extra brings: begin the URL with {url}, whose driver the extra "{extra}" brings. '
-                f"In your clone of keylane: pip install '.[{extra}]'",
-                extra=extra,
-                package=error.name,
+                f"the URL of the database needs {driver}, which is not installed, and which no "
+                f'extra brings: begin the URL with {url}, whose driver the extra "{other_extra}" brings. '
+                f"In your clone of keylane: pip install '.[{other_extra}]'",
+                extra=other_extra,
+                package=driver,
             )
-        extra = _EXTRA_BY_DRIVER.get(error.name or "")
+        extra = _EXTRA_BY_DRIVER.get(driver)
         missing = cls.of(error, "the URL of the database", extra) if extra else error
         if isinstance(missing, ConfigError):
             return missing
