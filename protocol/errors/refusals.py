@@ -82,8 +82,9 @@ class MissingExtraError(ConfigError, ModuleNotFoundError):
             url, other_extra = _URL_BY_OTHER_DRIVER[driver]
             return cls(
                 f"the URL of the database needs {driver}, which is not installed, and which no "
-                f'extra brings: begin the URL with {url}, whose driver the extra "{other_extra}" brings. '
-                f"In your clone of keylane: pip install '.[{other_extra}]'",
+                f"extra brings: begin the URL with {url}, whose driver the extra "
+                f'"{other_extra}" brings. In your clone of keylane: '
+                f"pip install '.[{other_extra}]'",
                 extra=other_extra,
                 package=driver,
             )
