@@ -298,6 +298,30 @@ class Joined(Struct, frozen=True, kw_only=True):
     """The grants of the session, as in the response to a heartbeat; None if not reported."""
 
 
+class LeaseEnd(enum.StrEnum):
+    """How the lease of a partition ended."""
+
+    EXPIRED = "expired"
+    """Its owner sent no heartbeat for the duration of its ttl."""
+    REBALANCE = "rebalance"
+    """Its owner released it because the metaserver granted the partition to another member."""
+    RELEASED = "released"
+    """Its owner released it without that: it was leaving or suspended, or the broker refused it."""
+    LEFT = "left"
+    """Its owner left the group."""
+    REPLACED = "replaced"
+    """A consumer with the same instance name took the place of its owner."""
+    ENDED = "ended"
+    """An operator ended the session of its owner."""
+
+
+class PreviousOwner(Struct, frozen=True, kw_only=True):
+    """The member that had a partition before its present owner."""
+
+    client: str
+    end: LeaseEnd
+
+
 class Grant(Struct, frozen=True, kw_only=True):
     """A permission for a session to handle a partition for its group."""
 
@@ -319,6 +343,8 @@ class Grant(Struct, frozen=True, kw_only=True):
     """The half-open ranges of logical partitions that are adopted from each parent; () means the
     partition's own range.
     """
+    previous: PreviousOwner | None = None
+    """The owner before the session; None if there was none or it is unknown."""
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True):

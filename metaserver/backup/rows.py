@@ -107,7 +107,9 @@ def store_rows(
             insert_or_replace(connection, facts, values)
         else:
             connection.execute(sa.insert(tables[name]), values)
-    connection.execute(sa.update(leases).values(session=None, wanted=None, withdrawn=False))
+    freed_columns = {"session": None, "wanted": None, "withdrawn": False}
+    unknown_columns = {"previous_client": None, "previous_end": None}
+    connection.execute(sa.update(leases).values(freed_columns | unknown_columns))
     connection.execute(sa.update(groups).values(last_token=groups.c.last_token + TOKENS_AHEAD))
     has_lower_route = sa.and_(
         subjects.c.route_version > 0, subjects.c.route_version < route_version

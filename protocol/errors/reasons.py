@@ -233,9 +233,8 @@ class Reason(enum.Enum):
             "the parent's"
         ),
         (
-            "End a process forked in a handler with os._exit(0) when its work is done. Or "
-            "start programs with subprocess or multiprocessing, whose processes never return "
-            "into the handler."
+            "End a process forked in a handler with os._exit(0), or start it with subprocess or "
+            "multiprocessing: such processes never return into the handler."
         ),
     )
     """A forked child process has returned to its parent's event loop, in which a client is open.
@@ -1230,11 +1229,9 @@ class Reason(enum.Enum):
         "RowsError",
         "a repeated task gave other rows",
         (
-            "Make each task produce the same rows every time: read fixed ranges, and sort "
-            "within each task (sortWithinPartitions), because a shuffle delivers rows in any "
-            "order. A stream whose checkpoint was restored from an older copy, or lost its "
-            "offsets, has different rows under batch numbers that were already written: give it "
-            "a new checkpointLocation."
+            "Make each task produce the same rows every time: read fixed ranges, and sort after a "
+            "shuffle (sortWithinPartitions). Give a stream a new checkpointLocation if its "
+            "checkpoint is an older copy or lost its offsets."
         ),
     )
     """A task of a write was run twice, and produced different rows the second time. No part of the

@@ -614,9 +614,8 @@ class UnauthenticatedError(RefusedError):
     summary = "the caller is not known"
     hint = (
         "Give a token of this cluster: token=, KEYLANE_TOKEN_FILE or KEYLANE_TOKEN. An "
-        "administrator makes one with keylane access token create PRINCIPAL. A client identified "
-        "by its certificate needs one that has not expired: replace its files, and it "
-        "continues by itself."
+        "administrator makes one with keylane access token create PRINCIPAL. If the client's "
+        "certificate has expired, replace its files, and it continues by itself."
     )
     problem = Detail(str)
 

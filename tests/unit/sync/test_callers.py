@@ -263,6 +263,14 @@ def test_client_says_how_it_is_opened_when_it_is_started_in_another_way(client: 
         client.sned  # noqa: B018 - that is the test
 
 
+def test_python_suggests_no_private_name_when_a_client_is_opened_in_another_way(capsys):
+    for name, suggested in (("open", False), ("sendd", True)):
+        with pytest.raises(AttributeError) as refused:
+            getattr(keylane.Producer(META), name)
+        sys.__excepthook__(refused.type, refused.value, None)
+        assert ("Did you mean" in capsys.readouterr().err) is suggested
+
+
 @pytest.mark.parametrize("kind", [Producer, Consumer, keylane.Producer, keylane.Consumer])
 def test_client_without_an_address_says_what_it_needs(kind: Any):
     """Also where the address has the name that another system gives it."""
