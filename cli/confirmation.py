@@ -53,6 +53,7 @@ def confirm(question: str, *, yes: bool, required: bool = False) -> None:
         show_line("interrupted: nothing was changed", errors=True)
         raise click.exceptions.Exit(INTERRUPTED) from None
     if not is_confirmed:
+        show_line("nothing was changed", errors=True)
         raise click.Abort
 
 

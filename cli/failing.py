@@ -70,8 +70,10 @@ def _advice(
     if failing.source is not None:
         park = f"keylane group set {subject} {group} --on-failure park --tries-max 5"
         return (
-            f"  it is redriven: skip it (keylane parked skip {subject} {group} --key KEY), or "
-            + (f"wait: {stored}" if stored else f"park it again: {park}")
+            f"  it is redriven: wait: {stored}"
+            if stored
+            else f"  it is redriven: park it again ({park}), then skip it: "
+            f"keylane parked skip {subject} {group} --key KEY"
         )
     policies = stored or (
         f"keylane group set {subject} {group} --on-failure park {EFFECTS[FailurePolicy.PARK]}, "
@@ -110,9 +112,9 @@ def _hanging_lines(
     )
     if failing.source is not None:
         return summary, (
-            f"  it is redriven: after it has ended, skip it (keylane parked skip {subject} {group} "
-            "--key KEY); until then no policy applies: restart the consumer, and set a time limit "
-            "for what its handler waits for"
+            "  it is redriven: no policy applies before it has ended: restart the consumer, and "
+            "set a time limit for what its handler waits for; once it is parked again, skip it: "
+            f"keylane parked skip {subject} {group} --key KEY"
         )
     return summary, (
         "  no policy applies before it has ended: restart the consumer, and set a time limit for "

@@ -234,6 +234,8 @@ class PeerCommandGroup(CommandGroup):
             command = getattr(getattr(error, "ctx", None), "command", None)
             option_names = {name for each in getattr(command, "params", ()) for name in each.opts}
             hint = self.OPTION_HINTS.get(str(option))
+            if str(option)[1:2].isdigit():
+                hint = f"a value that begins with - comes after --, as in -- {option}"
             if hint is not None and option not in option_names:
                 text = f"{error.message.rstrip('.')}: {hint}"
                 raise click.UsageError(text, ctx=error.ctx) from None

@@ -129,14 +129,20 @@ def _grouped(reasons: Mapping[int, str], form: str) -> str:
     )
 
 
-def waiting_text(group: GroupView) -> str:
-    """Return the reason why a member of an exclusive group has no partition: how many members there
+def waiting_text(group: GroupView, own_client: str) -> str:
+    """
+    Return the reason why a member of an exclusive group has no partition: how many members there
     are, who owns the partitions, and until when they are reserved for a member that has stopped
     sending heartbeats.
+
+    Args:
+        own_client: the name of the member. If it is alone, partitions under its name are its own,
+            which it is just being granted.
     """
+    is_alone = group.sessions <= 1
     partitions_of: dict[str, list[int]] = {}
     for owner in group.owners:
-        if owner.client is not None:
+        if owner.client is not None and not (is_alone and owner.client == own_client):
             partitions_of.setdefault(owner.client, []).append(int(owner.partition.partition_id))
     ends_in_ms = {
         member.client: member.expires_in_ms
@@ -154,6 +160,8 @@ def waiting_text(group: GroupView) -> str:
         holders.append(f"{client} has {listed(ids)}{end}")
     if more := len(partitions_of) - len(holders):
         holders.append(f"{counted(more, 'more member')} {'has' if more == 1 else 'have'} others")
+    if is_alone:
+        return "; ".join(["it is being granted them", *holders])
     members = counted(group.sessions, "member")
     text = f"{members} for {counted(len(group.owners), 'partition')}: this one waits"
     if group.sessions <= len(group.owners):  # each member gets at least one

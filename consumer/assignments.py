@@ -584,7 +584,7 @@ class Assignments:
         members.
         """
         with suppress(KeylaneError):  # the line is also correct without it
-            text = text.replace(WAITS, waiting_text(await membership.group()))
+            text = text.replace(WAITS, waiting_text(await membership.group(), membership.client))
         if not self._clients:
             log.info("%s %s", self._name, text)
 

@@ -113,8 +113,8 @@ def _refuse_arguments(subject: object, topic: object, partition: object, headers
         refuse_send_argument("topic")
     if topic is not None:
         raise TypeError(
-            "pass only subject and value to send by position, the others by name: key=; a subject "
-            "has no topic="
+            "Producer.send() takes only subject and value by position: pass the key by name, as in "
+            'send("orders", b"paid", key="customer-7")'
         )
     raise TypeError("Producer.send() missing 1 required positional argument: 'value'")
 

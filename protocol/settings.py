@@ -166,14 +166,23 @@ def advises_on_unknown_settings(
 
 
 def names_missing_address(what: str, settings: type, words: Mapping[str, str]) -> Callable[[F], F]:
-    """Decorate the `__init__` of a client whose first argument is `meta`, so that a call without it
-    raises an error with advice. `refuse_unknown_arguments` gives such advice for all other
-    arguments.
+    """Decorate the `__init__` of a client whose first argument is `meta`, so that a call without
+    it, or with too many arguments by position, raises an error with advice.
+    `refuse_unknown_arguments` gives such advice for all other arguments.
     """
 
     def decorate(initialize: F) -> F:
+        code = cast(Any, initialize).__code__
+        by_position = code.co_varnames[1 : code.co_argcount]
+        by_name = [f"{name}=" for name in code.co_varnames[code.co_argcount :]]
+
         @wraps(initialize)
         def checked(self: object, *args: Any, **named: Any) -> None:
+            if len(args) > len(by_position):
+                raise TypeError(
+                    f"{what}() takes only {' and '.join(by_position)} by position: pass the others "
+                    f"by name, as in {', '.join(by_name[:3])}"
+                )
             if not args and "meta" not in named:
                 refuse_unknown_arguments(
                     what, [name for name in named if name in words], settings, words

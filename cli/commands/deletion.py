@@ -10,7 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from ...admin import Admin, GroupDeletion, SubjectDeletion
+from ...protocol.errors import SubjectDeletedError, SubjectUnknownError
 from ...protocol.text import counted
+from ..confirmation import confirm
 from ..connection import open_admin
 from ..options import OutputFormat
 from ..screen import show_data, show_line
@@ -27,6 +29,7 @@ async def delete(
     request_deletion: Callable[[Admin, int], Awaitable[Deletion]],
     *,
     wait: bool,
+    question: Callable[[Admin], Awaitable[str]] | None = None,
 ) -> None:
     """
     Start a deletion and show its progress until it is done.
@@ -36,9 +39,18 @@ async def delete(
         request_deletion: calls the admin client. Its second argument is the id returned by the
             previous call, initially 0.
         wait: return only after the deletion is done.
+        question: returns what the user has to confirm first; "" if there is nothing to confirm.
+
+    Raises:
+        ConfigError: a question must be confirmed, and standard input is not a terminal.
     """
     last_problem = ""
     async with open_admin(meta) as admin:
+        if question is not None:
+            with showing(f"waiting for {meta}"):
+                text = await question(admin)
+            if text:
+                confirm(text, yes=False, required=True)
         with showing(f"waiting for {meta}"):
             view = await request_deletion(admin, 0)
         with showing(lambda: _progress_text(label, view)):
@@ -52,6 +64,26 @@ async def delete(
         show_data(output, view)
     else:
         show_line(_progress_text(label, view))
+
+
+async def subject_question(admin: Admin, subject: str) -> str:
+    """Return the question whether a subject is to be deleted, with what is deleted; "" if it does
+    not exist, or is being deleted already.
+    """
+    try:
+        description, groups = await asyncio.gather(
+            admin.describe_subject(subject), admin.list_groups(subject)
+        )
+    except (SubjectUnknownError, SubjectDeletedError):
+        return ""
+    counts = [
+        each.next_offset - each.first_offset
+        for each in description.partitions
+        if each.next_offset is not None and each.first_offset is not None
+    ]
+    at_least = "at least " * (len(counts) < len(description.partitions))
+    messages, group_count = counted(sum(counts), "message"), counted(len(groups), "consumer group")
+    return f"Delete subject {subject} with {at_least}{messages} and {group_count}?"
 
 
 def _deleted_id(view: Deletion) -> int:

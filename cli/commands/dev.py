@@ -23,7 +23,7 @@ from ...rpc.listening import check_free, check_port
 from ...rpc.program import Stop, announce_stop, print_line, run_program
 from ..connection import open_admin, wait_for_brokers
 from ..options import META_DEFAULT, OutputFormat
-from ..screen import show_data, show_error
+from ..screen import show_data, show_error, show_line
 from ..status import showing
 
 BROKERS_DEFAULT = 2
@@ -173,6 +173,12 @@ def run_dev(
         The exit status: 1 if the cluster could not start, otherwise 0.
     """
     status = 0
+    count = broker_count(data, brokers)
+    if brokers is not None and count > brokers:
+        show_line(
+            f"{data} has {count} brokers: all of them run, although --brokers is {brokers}",
+            errors=True,
+        )
 
     async def serve(stop: asyncio.Event) -> None:
         nonlocal status
@@ -185,7 +191,7 @@ def run_dev(
                         stack,
                         data,
                         port,
-                        brokers=broker_count(data, brokers),
+                        brokers=count,
                         subjects=subjects,
                         auto_create=auto_create,
                     )

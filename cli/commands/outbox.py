@@ -111,7 +111,9 @@ def _show_status(status: OutboxStatus, prefix: str) -> None:
         counted(status.refused, "refused row"),
         [(row.id, row.subject, row.key, row.refusal) for row in status.refused_rows],
     )
-    if not status.owner:
+    if not status.owner and not any(each.waiting + each.recorded for each in status.subjects):
+        show_line("nothing is to be sent: an open outbox takes the lease when a message waits")
+    elif not status.owner:
         show_line("no process sends: the lease is free")
     elif status.lease_left_ms:
         show_line(f"{printable(status.owner)} sends")

@@ -295,6 +295,10 @@ class _LineSender:
         """The error of the line that failed first."""
         self._may_be_stored = False
         """True if a failed line may have been stored."""
+        self._signaled = asyncio.Event()
+        """Set by the first signal that ends the command."""
+        self._hurried = asyncio.Event()
+        """Set by the second one: queued messages are given up at once."""
 
     async def run(self, ranges: Sequence[tuple[int, int | None]], output: OutputFormat) -> None:
         """
@@ -302,24 +306,33 @@ class _LineSender:
 
         Raises:
             InputError: a line failed; by then, the outcome of every sent line is known.
+            KeyboardInterrupt, CancelledError: a SIGINT or a SIGTERM ended the command. Before that
+                it has shown which lines are not stored.
         """
         self._next_line = ranges[0][0] if ranges else 1
         read_task = asyncio.create_task(self._send(ranges), name="read lines")
         receipt_task = asyncio.create_task(self._await_receipts(read_task), name="take receipts")
-        try:
-            with _cancel_on_sigterm():
-                await asyncio.wait([read_task, receipt_task], return_when=asyncio.FIRST_COMPLETED)
-                if receipt_task.done():  # it failed, for example because standard output is closed
-                    read_task.cancel()
-                await asyncio.wait([receipt_task])  # a signal ends this wait, but not the task
-                receipt_task.result()
-        except asyncio.CancelledError:
-            await self._abort(read_task, receipt_task)
-            show_error(self._unfinished_error("interrupted", ranges), output)
-            raise
+        with _handle_signals(self._on_signal) as signals:
+            signal_task = asyncio.create_task(self._signaled.wait(), name="await a signal")
+            await asyncio.wait(
+                [read_task, receipt_task, signal_task], return_when=asyncio.FIRST_COMPLETED
+            )
+            if receipt_task.done():  # it failed, for example because standard output is closed
+                read_task.cancel()
+            await asyncio.wait([receipt_task, signal_task], return_when=asyncio.FIRST_COMPLETED)
+            signal_task.cancel()
+            if not receipt_task.done():
+                await self._abort(read_task, receipt_task)
+                show_error(self._unfinished_error("interrupted", ranges), output)
+                raise KeyboardInterrupt if signals[0] is signal.SIGINT else asyncio.CancelledError
+            receipt_task.result()
         if self._first_error is not None:
             raise self._unfinished_error(self._first_error.message, ranges) from self._first_error
         await read_task  # raises an error only if there is a bug
+
+    def _on_signal(self) -> None:
+        """Begin to end the command; at the second signal, stop waiting for queued messages."""
+        (self._hurried if self._signaled.is_set() else self._signaled).set()
 
     async def _send(self, ranges: Sequence[tuple[int, int | None]]) -> None:
         try:
@@ -360,13 +373,22 @@ class _LineSender:
         self._may_be_stored = self._may_be_stored or error.fate is Fate.UNKNOWN
 
     async def _abort(self, read_task: asyncio.Task[None], receipt_task: asyncio.Task[None]) -> None:
-        """Stop reading, give queued messages INTERRUPT_FLUSH_S to be stored, drop the rest, and
-        await all receipts.
+        """Stop reading, give queued messages INTERRUPT_FLUSH_S to be stored, or until the next
+        signal, drop the rest, and await all receipts.
         """
         read_task.cancel()
-        with contextlib.suppress(TimeoutError, KeylaneError):
-            async with asyncio.timeout(INTERRUPT_FLUSH_S):
-                await self._producer.flush()
+        flush_task = asyncio.create_task(self._producer.flush(), name="flush")
+        hurry_task = asyncio.create_task(self._hurried.wait(), name="await another signal")
+        await asyncio.wait(
+            [flush_task, hurry_task],
+            timeout=INTERRUPT_FLUSH_S,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        hurry_task.cancel()
+        flush_task.cancel()
+        await asyncio.wait([flush_task])
+        if not flush_task.cancelled():
+            flush_task.exception()  # the lines' own futures have raised it too
         await self._producer.close(flush=False)
         await asyncio.wait([read_task, receipt_task])
 
@@ -414,16 +436,24 @@ def _join_ranges(ranges: Sequence[tuple[int, int | None]]) -> list[tuple[int, in
 
 
 @contextlib.contextmanager
-def _cancel_on_sigterm() -> Iterator[None]:
-    """Handle SIGTERM like SIGINT, so that the stored lines are reported before the command ends."""
+def _handle_signals(on_signal: Callable[[], None]) -> Iterator[Sequence[signal.Signals]]:
+    """Call `on_signal` at each SIGINT and SIGTERM, so that the stored lines are reported before the
+    command ends. Yields the signals so far.
+    """
     loop = asyncio.get_running_loop()
-    task = asyncio.current_task()
-    assert task is not None
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    signals: list[signal.Signals] = []
+
+    def handle(number: signal.Signals) -> None:
+        signals.append(number)
+        on_signal()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, handle, number)
     try:
-        yield
+        yield signals
     finally:
-        loop.remove_signal_handler(signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
 
 
 def _bytes(text: str) -> bytes:

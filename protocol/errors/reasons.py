@@ -661,10 +661,12 @@ class Reason(enum.Enum):
         1275,
         "BusyError",
         "the messages of this key are being redriven",
-        "Edit it once it is parked again: a consumer may already have its old value.",
+        "Edit or skip it once it is parked again: a consumer may already have it as it was.",
         RetryRule.LATER,
     )
-    """A parked message cannot be edited while consumers are handling messages of its key."""
+    """A parked message can be neither edited nor skipped while consumers are handling messages of
+    its key.
+    """
     # NotFoundError
     BROKER_GROUP_UNKNOWN = (
         1154,

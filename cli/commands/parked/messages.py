@@ -59,12 +59,14 @@ def edit_in_editor(value: bytes) -> bytes | None:
         path.write_bytes(value)
         try:
             process = subprocess.run([*shlex.split(command), str(path)], check=False)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"the editor {command!r} cannot be started: {error}") from None
+        except (OSError, ValueError) as cause:
+            raise ConfigError(f"the editor {command!r} cannot be started: {cause}") from None
         if process.returncode:
-            raise ConfigError(
+            error = ConfigError(
                 f"the editor exited with status {process.returncode}: nothing was changed"
             )
+            error.hint = "Run the command again, or pass the new value with --value-file."
+            raise error
         edited_value = path.read_bytes()
     # Editors add a line end to the last line, which may not have had one.
     if not original.endswith("\n"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import click
@@ -204,18 +205,19 @@ def subject_delete(
     wait: WaitOption = True,
     common: CommonOptions,
 ) -> None:
-    """Delete a subject with its messages and consumer groups; repeat the command to see the
-    progress.
     """
-    from ...confirmation import confirm
-    from ..deletion import delete
+    Delete a subject with its messages and consumer groups; repeat the command to see the progress.
 
-    confirm(f"Delete subject {subject} with all its messages?", yes=yes)
+    The command asks on a terminal; without a terminal, it needs --yes.
+    """
+    from ..deletion import delete, subject_question
+
     common.run(
         delete,
         f"subject {subject}",
         lambda admin, subject_id: admin.delete_subject(subject, force=force, subject_id=subject_id),
         wait=wait,
+        question=None if yes else partial(subject_question, subject=subject),
     )
 
 

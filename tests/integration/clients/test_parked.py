@@ -90,6 +90,9 @@ async def test_parked_keys_are_listed_redriven_and_skipped(shared_cluster: Clust
         assert ParkedKeyRow(b"a", ParkState.REDRIVING, 4) in await owner.keys(home)
         assert await admin.redrive("parked-calls", "g", key=b"a") == []
 
+        with raises(Reason.PARKED_REDRIVEN):
+            await admin.skip("parked-calls", "g", home, b"a", first=1)
+        await owner.change(home, Park(b"a", (), FAILURE))
         assert await admin.skip("parked-calls", "g", home, b"a", first=1) == 1
         assert await admin.skip("parked-calls", "g", home, b"a") == 3
         assert ParkedKeyRow(b"a", ParkState.REDRIVING, 0) in await owner.keys(home)

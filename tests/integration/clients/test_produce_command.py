@@ -6,11 +6,13 @@ import asyncio
 import json
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from keylane.cli.commands.produce import INTERRUPT_FLUSH_S
 from keylane.protocol.routing import Route
 from support.cluster import Cluster
 from support.server_process import run_keylane
@@ -207,3 +209,32 @@ async def test_lines_that_wait_for_a_broker_are_named_when_the_command_is_interr
     assert (status, again) == (0, "")
     sent = {b"k%d" % number: [b"v%d" % number] for number in range(1, 41)}
     assert await values_by_key(cluster, route) == sent
+
+
+@pytest.mark.crash
+async def test_second_interrupt_ends_the_wait_and_names_the_lines(cluster: Cluster, tmp_path: Path):
+    """The lines wait for a broker that is away; the command ends at once, and nothing is lost."""
+    await cluster.create("hurried", partitions=1)
+    file = tmp_path / "input"
+    file.write_text("".join(f"k{number}=v{number}\n" for number in range(1, 41)))
+    for broker in cluster.brokers:
+        broker.kill()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "keylane.cli", "produce", "hurried"),
+        *("--key-separator", "=", "--file", str(file), "-o", "json", "--meta", cluster.meta),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(TIMEOUT_S):
+        assert process.stderr is not None
+        assert b" messages wait, the oldest for " in await process.stderr.readline()
+        began_s = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        await asyncio.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, errors = await process.communicate()
+    assert time.monotonic() - began_s < INTERRUPT_FLUSH_S
+    assert process.returncode == 130
+    assert b"never closed" not in errors
+    details = json.loads(errors.splitlines()[-1])["details"]
+    assert (details["stored"], details["lines"]) == (0, "1-")

@@ -63,6 +63,7 @@ def test_question_takes_an_answer(url, answer, status, left):
         terminal.press(answer if answer == "\x04" else f"{answer}\n")
         assert terminal.end() == status
     assert "interrupted" not in terminal.shown
+    assert terminal.shown.endswith("\nnothing was changed\n") is (left == 1)
     assert count(url) == left
 
 

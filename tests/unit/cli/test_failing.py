@@ -86,7 +86,7 @@ def test_advice_on_a_redriven_message_does_not_repeat_what_is_stored():
         since_ms=1_000,
         source=3,
     )
-    assert "or park it again: keylane group set" in failing_lines("orders", "g", 7, failing)[-1]
+    assert "park it again (keylane group set" in failing_lines("orders", "g", 7, failing)[-1]
     policy = GroupPolicy(on_failure=FailurePolicy.PARK, tries_max=5)
     advice = failing_lines("orders", "g", 7, failing, policy=policy)[-1]
-    assert "or wait: after 5 failed tries, the stored policy park sets its key aside" in advice
+    assert "wait: after 5 failed tries, the stored policy park sets its key aside" in advice

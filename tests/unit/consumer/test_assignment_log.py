@@ -154,7 +154,7 @@ def test_line_names_those_who_have_the_partitions_when_a_member_waits():
         owners=(owner(1, "a"), owner(2, "a"), owner(3, "b"), owner(4, None)),
         members=(member("a", 2), member("b", 1, 22_000), member("c", 0)),
     )
-    assert waiting_text(group) == (
+    assert waiting_text(group, "c") == (
         "3 members for 4 partitions: this one waits for its share; a has 1, 2; b has 3 until its lease ends in "
         "8.0 s, or it is heard"
     )
@@ -168,7 +168,26 @@ def test_line_names_few_of_many_holders_when_a_member_waits():
         sessions=7,
         owners=tuple(owner(number + 1, client) for number, client in enumerate(clients)),
     )
-    assert waiting_text(group) == (
+    assert waiting_text(group, "c") == (
         "7 members for 6 partitions: this one waits; c0 has 1; c1 has 2; c2 has 3; 3 more members "
         "have others"
     )
+
+
+@pytest.mark.parametrize(
+    ("sessions", "owners", "text"),
+    [
+        (0, (None,), "it is being granted them"),
+        (1, ("vm:1", None), "it is being granted them"),
+        (1, ("vm:1", "vm:2"), "it is being granted them; vm:2 has 2"),
+    ],
+)
+def test_line_of_a_member_that_is_alone_does_not_name_it_as_another(sessions, owners, text):
+    """It is told of its partitions a moment later, and may not be counted yet."""
+    group = GroupView(
+        subject="s",
+        group="g",
+        sessions=sessions,
+        owners=tuple(owner(number + 1, client) for number, client in enumerate(owners)),
+    )
+    assert waiting_text(group, "vm:1") == text

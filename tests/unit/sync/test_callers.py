@@ -312,8 +312,12 @@ async def test_sync_client_says_how_it_is_opened_when_async_with_opens_it():
 
 def test_send_says_where_the_subject_belongs_when_a_topic_is_named():
     producer: Any = keylane.Producer(META)
-    with pytest.raises(TypeError, match="a subject has no topic="):
-        producer.send("orders", b"v", topic="orders")
+    for send in (
+        lambda: producer.send("orders", b"v", topic="orders"),
+        lambda: producer.send("orders", b"v", "customer-7"),
+    ):
+        with pytest.raises(TypeError, match="only subject and value by position: pass the key by"):
+            send()
     with pytest.raises(TypeError, match="keyword argument 'topic': give subject="):
         producer.send(topic="orders", value=b"v")
 
@@ -395,3 +399,9 @@ def test_messages_in_hand_are_equal_as_their_messages_are():
     assert first == second
     assert len({first, second}) == 1
     assert first != message
+
+
+@pytest.mark.parametrize("consumer", [keylane.Consumer, Consumer])
+def test_consumer_says_which_arguments_have_names_when_too_many_have_none(consumer: Any):
+    with pytest.raises(TypeError, match=r"only meta by position: .* as in subject=, group="):
+        consumer(META, "orders", "billing", print)
