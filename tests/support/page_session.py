@@ -12,7 +12,8 @@ its own:
   `before_command` with a command. Answer: what it returns; for a command, what is typed in its
   place, such as an id that the page cannot know.
 * `{"block": TEXT, "page": FILE, "line": N}` runs a block. `await` may stand outside of a function.
-  What serves for ever is ended by Ctrl-C once the groups that have a member have no message left.
+  What serves for ever is ended by Ctrl-C once the groups that have a member have no message left,
+  or no group has one.
   A consumer that a block makes and leaves alone is run.
 * `{"keylane": WORDS}` runs a command. Answer: its status.
 """
@@ -46,6 +47,8 @@ ANSWERS = 63
 LOOK_S = 0.1
 LOOKS = 2
 """Looks without a message left, one after another, before Ctrl-C."""
+LOOKS_ALONE = 100
+"""Looks at which no group has a member, one after another, before Ctrl-C."""
 MADE = re.compile(r"^consumer = (?:keylane\.)?Consumer\(", re.MULTILINE)
 
 page = types.ModuleType("__main__")
@@ -53,8 +56,10 @@ page = types.ModuleType("__main__")
 
 
 async def wait_until_handled(ended: threading.Event) -> None:
-    """Wait until a group has a member, and no group with one has an unacked message."""
-    quiet = 0
+    """Wait until a group has a member, and no group with one has an unacked message; or until no
+    group has had one for so long that what serves is no consumer.
+    """
+    quiet = alone = 0
     async with Admin(os.environ["KEYLANE_META"]) as admin:
         while quiet < LOOKS and not ended.is_set():
             await asyncio.sleep(LOOK_S)
@@ -63,6 +68,9 @@ async def wait_until_handled(ended: threading.Event) -> None:
             except KeylaneError:  # a subject is being deleted, or a partition is being opened
                 idle = []
             quiet = quiet + 1 if idle and all(idle) else 0
+            alone = 0 if idle else alone + 1
+            if alone >= LOOKS_ALONE:
+                return
 
 
 async def live_groups(admin: Admin) -> AsyncIterator[GroupDescription]:

@@ -42,5 +42,5 @@ async def after_block(text: str) -> None:
         await assert_sent(2)
     elif "outbox.add(" in text:
         await assert_sent(1)
-    else:
+    elif "def upgrade" in text:
         migrate_up_and_down()
