@@ -193,7 +193,7 @@ class Producer(MessageSender[V], Generic[V]):
         trace: TracebackType | None,
     ) -> None:
         try:
-            await self.close()
+            await super().__aexit__(kind, error, trace)
         except GivenUpError as given_up:
             if error is None:
                 raise

@@ -115,7 +115,6 @@ class EffectRows:
 
     def __init__(self, connection: Connection, tables: SinkTables, source: Source) -> None:
         """
-
         Prepare statements for the dialect of the connection's database.
 
         Raises:

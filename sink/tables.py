@@ -28,7 +28,6 @@ class SinkTables(VersionedTables):
 
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
         """
-
         Define the tables for a prefix.
 
         Raises:

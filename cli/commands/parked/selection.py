@@ -7,7 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
+
+from msgspec.structs import asdict
 
 from ....protocol.errors import ConfigError, InputError
 from ....protocol.http.message_json import KeyField, key_field
@@ -324,15 +326,7 @@ class FailureFields(TypedDict):
 
 def failure_fields(failure: Failure | None) -> FailureFields | None:
     """Return a failure as JSON fields."""
-    if failure is None:
-        return None
-    return FailureFields(
-        kind=failure.kind,
-        text=failure.text,
-        client=failure.client,
-        at_ms=failure.at_ms,
-        attempts=failure.attempts,
-    )
+    return None if failure is None else cast(FailureFields, asdict(failure))
 
 
 def state_text(view: ParkedKeyView) -> str:
