@@ -58,4 +58,5 @@ def _refuse_further(name: str) -> None:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """Return the public names, without what this module imports for itself."""
+    return sorted({*_HOMES, *(name for name in globals() if name.startswith("__"))})

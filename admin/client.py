@@ -1215,6 +1215,8 @@ class Admin(LoopBoundClient):
 
         Raises:
             NotFoundError, StaleRouteError
+            BusyError: messages of a key are being redriven, so a consumer may already have them;
+                those of other keys may be skipped.
             Any error of `parked`.
         """
         if not _is_selective(key, dead, partition_id, older_than_ms, error):
@@ -1959,21 +1961,42 @@ class Admin(LoopBoundClient):
         parked_message = await ParkedReader(subject, partitions_by_id, self._broker_client).read(
             partition_id, offset
         )
-        not_found_error = NotFoundError(
-            Reason.PARKED_MESSAGE_UNKNOWN,
-            f"offset {offset} of partition {partition_id}: "
-            f"{parked_message.problem or 'it is not parked'}",
-            partition_id=partition_id,
-            offset=offset,
-        )
-        if parked_message.message is None:
-            raise not_found_error
-        for key in dict.fromkeys((parked_message.message.key, None)):
+        message = parked_message.message
+        for key in () if message is None else dict.fromkeys((message.key, None)):
             async for view in self.parked(subject, group, key=key):
                 broker = await self._find_broker(subject, group, view, partitions_by_id)
                 with contextlib.suppress(NotFoundError):
                     return await apply_edit(broker, group, view, parked_message), view
-        raise not_found_error
+        problem = (
+            await self._describe_adopted(subject, group, partition_id, offset)
+            or parked_message.problem
+            or "it is not parked"
+        )
+        raise NotFoundError(
+            Reason.PARKED_MESSAGE_UNKNOWN,
+            f"offset {offset} of partition {partition_id}: {problem}",
+            partition_id=partition_id,
+            offset=offset,
+        )
+
+    async def _describe_adopted(
+        self, subject: str, group: str, partition_id: int, offset: int
+    ) -> str:
+        """Return a sentence that tells how messages that a partition took over from parents are
+        named, with one of them; "" if it took over none.
+        """
+        example = ""
+        async for view in self.parked(subject, group, partition_id=partition_id):
+            if view.first_offset < 0 or view.first_source == partition_id:
+                continue
+            if view.first_offset == offset or not example:
+                example = f"{view.first_source}:{view.first_offset}"
+            if view.first_offset == offset:
+                break
+        return example and (
+            "messages that it took over from a partition before it are named by the partition and "
+            f"the offset where they are stored, such as {example}"
+        )
 
     async def _find_views(
         self, subject: str, group: str, key_filter: ParkedFilter, partition_id: int | None

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from ..protocol import endpoints
-from ..protocol.batch import batch_starts, columns
 from ..protocol.errors import CorruptBatchError, KeylaneError, OffsetOutOfRangeError
 from ..protocol.frames import Batches, ParkedEdited, Read, ReadEdited
 from ..protocol.message import Message
@@ -170,6 +169,9 @@ class ParkedReader:
 
 
 def _decode_messages(subject: str, partition_id: int, payload: bytes) -> list[Message[bytes]]:
+    # Imported late, because most calls of an admin read no batches.
+    from ..protocol.batch import batch_starts, columns
+
     messages = []
     for start, header in batch_starts(payload):
         batch = columns(payload, header, start)

@@ -35,8 +35,10 @@ class ParkedKeyView(Struct, frozen=True, kw_only=True):
     clock.
     """
     failure: Failure | None
-    """The last failure: its type, text, consumer and time, and the number of tries. For unordered
-    messages, the last failure of any selected message.
+    """The last failure: its type, text, consumer and time, and the number of tries. For an order
+    key, it is that of the oldest message, or None if that message has not been handled yet, because
+    those before it were handled or skipped. For unordered messages, it is the last failure of any
+    selected message.
     """
     first_source: int
     """The partition that stores the first message: this partition or one of its ancestors."""

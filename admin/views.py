@@ -94,6 +94,8 @@ class PartitionProgress(Struct, frozen=True, kw_only=True):
 
     partition_id: int
     name: str
+    state: PartitionState
+    """SEALED: it gets no more messages, and those that continue it are read after it."""
     broker_group: str
     owner: str | None
     """The consumer's client name, or its session id if it has no name; None if the partition has no
@@ -139,6 +141,7 @@ class GroupDescription(Struct, frozen=True, kw_only=True):
     lag: int | None
     """Sum of the partitions' lags; None if any lag is unknown."""
     partitions: tuple[PartitionProgress, ...]
+    """Those that have data, sorted by range; sealed ones come before those that continue them."""
     settings: GroupSettings | None = None
     """Stored settings of the group: its failure policy, its start, and which of its consumers are
     suspended.
@@ -238,9 +241,12 @@ def describe_group(view: GroupView, statuses: dict[int, PartitionStatus | str]) 
     Args:
         statuses: maps each partition id to its status, or to the reason why it is unknown.
     """
+    owners = {owner.partition.partition_id: owner for owner in view.owners}
     partitions = tuple(
-        _describe_progress(view.group, owner, statuses[owner.partition.partition_id])
-        for owner in view.owners
+        _describe_progress(
+            view.group, owners[partition.partition_id], statuses[partition.partition_id]
+        )
+        for partition in sort_by_range(owner.partition for owner in view.owners)
     )
     lags = [partition.lag for partition in partitions if partition.lag is not None]
     return GroupDescription(
@@ -279,6 +285,7 @@ def _describe_progress(
     return PartitionProgress(
         partition_id=owner.partition.partition_id,
         name=owner.partition.name,
+        state=owner.partition.state,
         broker_group=owner.partition.broker_group,
         owner=None if owner.session is None else owner.client or owner.session,
         session=owner.session,

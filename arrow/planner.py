@@ -300,7 +300,6 @@ def _order_times(
     selected: Sequence[SelectedPartition],
 ) -> None:
     """
-
     Adjust the offsets of bounds that were given as times, so that no unread message precedes a
     message with the same key that is read.
 
@@ -363,7 +362,6 @@ def _resolve(
     cursors: list[int | None],
 ) -> int:
     """
-
     Return the offset of a point in one partition.
 
     Args:

@@ -16,7 +16,7 @@ Invariant
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from hashlib import blake2b
 
 import msgspec
@@ -72,6 +72,7 @@ from ..protocol.parked import (
     ParkState,
     Redrive,
     RequestedChange,
+    Unpark,
     decode_changes,
     encode_parked,
 )
@@ -332,8 +333,12 @@ class Parking:
         )
 
     async def change_key(self, body: ChangeParkedKey, params: Params) -> ParkedList:
-        """Redrive a parked key, or skip some of its messages, durably. Repeating the call has no
+        """
+        Redrive a parked key, or skip some of its messages, durably. Repeating the call has no
         effect.
+
+        Raises:
+            BusyError: a consumer may already have messages that are to be skipped.
         """
         await check_folder_ownership(self._folder_ownership)
         partition, group = self._find_named_group(params, body.group)
@@ -342,6 +347,7 @@ class Parking:
         if parked is None or parked.get(decode_key(body.key_hex)) is None:
             raise NotFoundError(Reason.PARKED_KEY_UNKNOWN, partition_id=partition.partition_id)
         _check_adoption_finished(parked)
+        _check_not_handled(parked, changes, group.lock.fence)
         await self._apply_changes(partition, group, changes)
         # The log's end only rises, even over restarts, so no version is used twice.
         parked.version = max(parked.version + 1, self._store.log.end)
@@ -409,6 +415,21 @@ def _check_adoption_finished(parked: Parked | None) -> None:
             f"{min(parked.partly_adopted_parents)}: try again",
             partition_id=parked.partition_id,
         )
+
+
+def _check_not_handled(parked: Parked, changes: Iterable[RequestedChange], token: int) -> None:
+    """Raise BusyError if an operator skips messages that the owner with this token may be handling:
+    it would handle those that it has read.
+    """
+    for change in changes:
+        parked_key = parked.get(change.key) if isinstance(change, Unpark) else None
+        if (
+            isinstance(change, Unpark)
+            and parked_key is not None
+            and parked_key.is_being_handled(token)
+            and parked_key.intersects(change.source, change.ranges)
+        ):
+            raise BusyError(Reason.PARKED_REDRIVEN, partition_id=parked.partition_id)
 
 
 def _parse_message_ref(text: str) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from ..protocol.errors import (
     RetryRule,
 )
 from ..protocol.frames import Batches, Read
-from ..protocol.http.message_json import bytes_field, properties_fields
+from ..protocol.http.message_json import bytes_field, key_field, properties_fields
 from ..protocol.ids import check_name
 from ..protocol.limits import READ_MESSAGES_MAX
 from ..protocol.queues import is_behind_loss, outside_queue_error
@@ -245,7 +245,7 @@ def _decode_messages(
                         "queue": partition.queue,
                         "logic_offset": partition.logic_start + offset,
                         "sent_at_ns": batch.sent_at_ns[index],
-                        **bytes_field("key", key),
+                        **key_field(key),
                         **bytes_field("value", value),
                         **properties_fields(packed_properties),
                     },

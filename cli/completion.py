@@ -5,6 +5,7 @@ those of profiles.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -13,10 +14,12 @@ import click
 if TYPE_CHECKING:
     from ..admin import Admin
 
-TIMEOUT_S = 0.25
-"""Time, in seconds, after which completion gives up, because the user is waiting in a shell.
-Including the start of the command, this amounts to half a second.
+PROCESS_S = 0.45
+"""Processor time, in seconds, that the command and its wait for a metaserver may take together. The
+user is waiting in a shell: including the end of the process, this amounts to half a second.
 """
+WAIT_S_MIN = 0.1
+"""Minimum wait for a metaserver, in seconds, so that completion works on a slow machine too."""
 
 
 def complete_subject(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -53,6 +56,13 @@ def complete_profile(_ctx: click.Context, _param: click.Parameter, incomplete: s
     return sorted(name for name in names if name.startswith(incomplete))
 
 
+def remaining_wait_s(spent_s: float) -> float:
+    """Return how long, in seconds, completion may wait for a metaserver after the command's start
+    has taken `spent_s` of processor time.
+    """
+    return max(PROCESS_S - spent_s, WAIT_S_MIN)
+
+
 def _complete(
     ctx: click.Context, incomplete: str, list_names: Callable[[Admin], Awaitable[list[str]]]
 ) -> list[str]:
@@ -69,7 +79,8 @@ def _complete(
         meta = ctx.params["meta"]
         if source is None or source.name != "COMMANDLINE":
             meta = os.environ.get("KEYLANE_META") or meta
-        async with asyncio.timeout(TIMEOUT_S), Admin(meta) as admin:
+        wait_s = remaining_wait_s(time.process_time())
+        async with asyncio.timeout(wait_s), Admin(meta) as admin:
             return await list_names(admin)
 
     try:

@@ -9,18 +9,52 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import cached_property, wraps
 from importlib import import_module
-from typing import Any, ClassVar, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar
 
 import click
 
+from .options import OutputFormat
 from .parameters import HelpedArgument, click_parameter
+
+if TYPE_CHECKING:
+    from .fields import Fields
 
 F = TypeVar("F", bound=Callable[..., Any])
 HELP_NAMES: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
 class Command(click.Command):
-    """A command whose help also has a line for each argument."""
+    """
+    A command whose help also has a line for each argument.
+
+    Args:
+        shows: the type of what it shows with --output json, as `module:Name` relative to
+            `keylane.cli`, or several types with spaces; "" if it shows nothing. They are imported
+            only for a template.
+    """
+
+    def __init__(self, *arguments: Any, shows: str = "", **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.shows = shows
+
+    @property
+    def fields(self) -> Fields:
+        """The fields that a template of --output may name."""
+        from .fields import Fields
+
+        kinds = (shown.split(":") for shown in self.shows.split())
+        return Fields.merge(
+            Fields.of(getattr(import_module(module, __package__), name)) for module, name in kinds
+        )
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, unless a template of --output names a field that it does not show.
+        Raises ConfigError.
+        """
+        output = ctx.params.get("output")
+        if isinstance(output, OutputFormat) and output.template is not None:
+            output.template.check(self.fields)
+        return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the arguments, then the options."""
@@ -53,6 +87,7 @@ class CommandGroup(click.Group):
         self,
         name: str | None = None,
         *,
+        shows: str = "",
         help_text: str | None = None,
         **settings: Any,
     ) -> Callable[[F], F]:
@@ -62,6 +97,7 @@ class CommandGroup(click.Group):
 
         Args:
             name: the command's name, by default the function's.
+            shows: the type of what it shows, see `Command`.
             help_text: its help, by default the function's docstring.
             settings: further arguments of click's Command.
         """
@@ -73,6 +109,7 @@ class CommandGroup(click.Group):
                 params=own,
                 help=inspect.cleandoc(help_text or function.__doc__ or ""),
                 callback=_as_callback(function, own, takes_context=takes_context),
+                shows=shows,
                 **({"context_settings": HELP_NAMES} | settings),
             )
             self.add_command(command)
@@ -159,6 +196,7 @@ class PeerCommandGroup(CommandGroup):
         "the output has --output json or --output TEMPLATE, the input of produce --format"
     )
     OPTION_HINTS: ClassVar = {
+        "--all": "parked redrive has --all-keys, parked skip and dead skip have --all-messages",
         "-p": "a profile comes before the command, keylane -p NAME …; --partitions is written out",
         "--profile": "it comes before the command: keylane --profile NAME …",
         "--wait-s": "it comes before the command: keylane --wait-s SECONDS …",
@@ -196,6 +234,8 @@ class PeerCommandGroup(CommandGroup):
             command = getattr(getattr(error, "ctx", None), "command", None)
             option_names = {name for each in getattr(command, "params", ()) for name in each.opts}
             hint = self.OPTION_HINTS.get(str(option))
+            if str(option)[1:2].isdigit():
+                hint = f"a value that begins with - comes after --, as in -- {option}"
             if hint is not None and option not in option_names:
                 text = f"{error.message.rstrip('.')}: {hint}"
                 raise click.UsageError(text, ctx=error.ctx) from None

@@ -20,6 +20,7 @@ from .options import (
     ROWS_MIN,
     ROWS_TOTAL,
     WAIT_S,
+    CountOption,
     DelayOption,
     DeliverAtOption,
     FileOption,
@@ -27,7 +28,6 @@ from .options import (
     HeaderOption,
     KeyFieldOption,
     KeylessOption,
-    LimitOption,
     OutputFormat,
     OutputOption,
     SubjectArgument,
@@ -177,7 +177,7 @@ for _name, (_module, _group, _help) in {
     app.add_command(LazyGroup(_name, (_module, _group), _help))
 
 
-@app.add()
+@app.add(shows=".commands.dev:DevCluster")
 def dev(
     data: Annotated[Path, Option(help="Folder for everything stored.")] = Path("keylane-data"),
     port: Annotated[
@@ -208,12 +208,7 @@ def dev(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Run a whole cluster on this machine, until Ctrl-C."""
-    from ..protocol.errors import MissingExtraError
-
-    try:
-        from .commands.dev import run_dev
-    except ModuleNotFoundError as error:
-        raise MissingExtraError.of(error, "keylane dev", "server") from error
+    from .commands.dev import run_dev
 
     status = run_dev(
         output,
@@ -226,7 +221,7 @@ def dev(
     raise click.exceptions.Exit(status)
 
 
-@app.add()
+@app.add(shows=".commands.wait:ReadyServers")
 @expand_options
 def wait(
     brokers: Annotated[
@@ -247,7 +242,7 @@ def wait(
     common.run(wait_for_servers, brokers=brokers, timeout_s=timeout)
 
 
-@app.add()
+@app.add(shows=".demo.report:Result")
 def demo(
     rows: Annotated[
         int,
@@ -271,7 +266,10 @@ def demo(
     raise click.exceptions.Exit(run_demo(output, rows=rows, keep=keep, data=data))
 
 
-@app.add()
+@app.add(
+    shows=".commands.produce:InputLine ..protocol.message:Receipt "
+    "..protocol.scheduled.receipt:ScheduledReceipt"
+)
 @expand_options
 def produce(
     *,
@@ -318,15 +316,13 @@ def produce(
     common.run(run_produce, options)
 
 
-@app.add()
+@app.add(shows=".message_json:MessageFields")
 @expand_options
 def consume(
     *,
     subject: SubjectArgument,
     group: Annotated[str, Option("--group", "-g", help="Consumer group to join.")],
-    count: Annotated[
-        int | None, Option("--count", "-n", min=1, help="Stop after this many messages.")
-    ] = None,
+    count: CountOption = None,
     idle: Annotated[
         float | None, Option(min=0.1, help="Stop after this many seconds without a message.")
     ] = None,
@@ -363,7 +359,7 @@ def consume(
     )
 
 
-@app.add()
+@app.add(shows=".message_json:MessageFields")
 @expand_options
 def read(
     *,
@@ -390,7 +386,7 @@ def read(
     ] = None,
     tag: TagOption = None,
     partition: Annotated[int | None, Option(min=1, help="Only the partition with this id.")] = None,
-    limit: LimitOption = None,
+    count: CountOption = None,
     follow: Annotated[
         bool, Option("--follow", "-f", help="Continue with messages that are stored later.")
     ] = False,
@@ -407,7 +403,7 @@ def read(
         key=key,
         tags=tag,
         partition=partition,
-        limit=limit,
+        limit=count,
         follow=follow,
     )
 

@@ -5,53 +5,61 @@ with a template that uses the same fields.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NotRequired, cast
 
-from ..protocol.http.message_json import bytes_field, properties_fields
-from ..protocol.message import Message
+from ..protocol.http.message_json import KeyField, bytes_field, key_field, properties_fields
+from ..protocol.message import Lease, Message
 from .options import OutputFormat
 from .screen import json_text
 from .template import Template
 
-FIELDS = (
-    "subject",
-    "partition_id",
-    "offset",
-    "key",
-    "value",
-    "fencing_token",
-    "lease",
-    "attempt",
-    "sent_at_ns",
-    "properties",
-    "queue",
-    "logic_offset",
-)
+
+class MessageFields(KeyField):
+    """A message, as JSON. The names of fields whose bytes are not text end in `_base64`."""
+
+    subject: str
+    partition_id: int
+    offset: int
+    value: NotRequired[str]
+    value_base64: NotRequired[bytes]
+    fencing_token: int
+    lease: Lease | None
+    attempt: int
+    sent_at_ns: int
+    properties: NotRequired[dict[str, str]]
+    properties_base64: NotRequired[dict[str, bytes] | bytes]
+    queue: int | None
+    logic_offset: int | None
 
 
 def message_printer(output: OutputFormat, table: str) -> Callable[[Message], str]:
     """
     Return the function that formats messages. For people, it uses the template `table`, and escapes
     control characters, because a message must not control the terminal.
-
-    Raises:
-        ConfigError: the template in --output has a field that messages do not have.
     """
     if output is OutputFormat.JSON:
         return message_json
     template = output.template or Template(table)
-    template.check(FIELDS, objects=("lease", "properties"))
-    return lambda message: template.line(message_fields(message))
+    return lambda message: template.line(_line_fields(message))
 
 
-def message_fields(message: Message) -> dict[str, object]:
+def _line_fields(message: Message) -> MessageFields:
+    """Return the fields of a message for a template. No key is an empty text, and not "-" as other
+    null fields are, because `keylane produce --key-separator` may read the line.
+    """
+    fields = message_fields(message)
+    return fields if message.key else fields | {"key": ""}
+
+
+def message_fields(message: Message) -> MessageFields:
     """Return the fields of a message by their usual names. The names of fields whose bytes are not
     valid text end in `_base64`.
     """
-    return {
+    fields: dict[str, object] = {
         "subject": message.subject,
         "partition_id": message.partition_id,
         "offset": message.offset,
-        **bytes_field("key", message.key),
+        **key_field(message.key),
         **bytes_field("value", message.value),
         "fencing_token": message.fencing_token,
         "lease": message.lease,
@@ -61,6 +69,7 @@ def message_fields(message: Message) -> dict[str, object]:
         "queue": message.queue,
         "logic_offset": message.logic_offset,
     }
+    return cast(MessageFields, fields)
 
 
 def message_json(message: Message) -> str:

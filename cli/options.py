@@ -82,7 +82,7 @@ OutputOption = Annotated[
         parser=OutputFormat.parse,
         metavar="table|json|TEMPLATE",
         help="For people, for programs, or a line for each row: text with fields of the JSON in "
-        "braces.",
+        "braces; '{}' lists them.",
         complete=lambda _ctx, _param, _incomplete: ["table", "json"],
     ),
 ]
@@ -105,8 +105,8 @@ CancelOption = Annotated[
     Option("--cancel", help="Cancel a --live reset that still waits for consumers."),
 ]
 ForceOption = Annotated[bool, Option("--force", help="Even with live consumers, which end.")]
-LimitOption = Annotated[
-    int | None, Option("--limit", "-n", min=1, help="Stop after this many messages.")
+CountOption = Annotated[
+    int | None, Option("--count", "-n", min=1, help="Stop after this many messages.")
 ]
 TagOption = Annotated[
     list[str] | None,

@@ -34,12 +34,8 @@ def json_text(value: object) -> str:
 
 
 def show_data(output: OutputFormat, value: object) -> None:
-    """
-    Print `value`, which consists of structs, dicts and lists, as one line of JSON or with the
-    template.
-
-    Raises:
-        ConfigError: the template names a field that `value` does not have.
+    """Print `value`, which consists of structs, dicts and lists, as one line of JSON or with the
+    template, which shows fields that a row does not have as "-".
     """
     lines = [json_text(value)] if output.template is None else output.template.lines(value)
     sys.stdout.writelines(f"{line}\n" for line in lines)
@@ -47,7 +43,7 @@ def show_data(output: OutputFormat, value: object) -> None:
 
 
 def show_row(output: OutputFormat, row: object) -> None:
-    """Print one of many rows like `show_data`, but allow rows that lack some of the fields."""
+    """Print one of many rows like `show_data`, without flushing."""
     line = json_text(row) if output.template is None else output.template.line(row)
     sys.stdout.write(line + "\n")
 

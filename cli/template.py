@@ -5,7 +5,7 @@ Pure.
     keylane group describe orders billing --output '{group} {partitions.name} {partitions.lag}'
 
 Fields have the same names as in the JSON output. A list results in one line per element. The fields
-of a list inside an object are written with a dot.
+of a list inside an object are written with a dot. The template '{}' lists the fields.
 """
 
 from __future__ import annotations
@@ -13,10 +13,15 @@ from __future__ import annotations
 import string
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import cast
+from difflib import get_close_matches
+from itertools import pairwise
+from typing import TYPE_CHECKING, cast
 
-from ..protocol.errors import ConfigError, Fate
-from ..protocol.text import json_printable, printable
+from ..protocol.errors import ConfigError
+from ..protocol.text import json_printable, listed, printable
+
+if TYPE_CHECKING:
+    from .fields import Fields
 
 EXAMPLE = "{subject} {partitions}"
 NAMES_SHOWN = 60
@@ -49,11 +54,24 @@ class Template:
         if not self._paths:
             raise self._error(f"give table, json, or a template such as {EXAMPLE!r}")
 
-    def check(self, names: Collection[str], objects: Collection[str] = ()) -> None:
-        """Raise ConfigError if a field is neither one of `names` nor below one of `objects`."""
+    def check(self, fields: Fields) -> None:
+        """
+        Raise ConfigError if the template does not fit what a command shows.
+
+        A field must exist, and all fields that are in lists must be in the same list.
+        """
+        lists: set[FieldPath] = set()
         for path in self._paths:
-            if path[0] not in names or (path[1:] and path[0] not in objects):
-                raise self._error(_unknown_text(path, names))
+            steps = fields.find(path)
+            if steps is None:
+                raise self._error(_unknown_text(".".join(path), fields))
+            lists |= {path[:depth] for depth in range(1, len(path)) if steps[depth].is_list}
+        for first, second in pairwise(sorted(lists, key=lambda path: (len(path), path))):
+            if second[: len(first)] != first:
+                raise self._error(
+                    f"{'.'.join(first)} and {'.'.join(second)} are two lists; take the fields of "
+                    "one"
+                )
 
     def line(self, row: object) -> str:
         """Return the line for one row. Fields that the row does not have are shown as "-"."""
@@ -63,44 +81,38 @@ class Template:
         )
 
     def lines(self, value: object) -> list[str]:
-        """
-        Return a line for each row of `value`, which consists of structs, dicts and lists. A field
-        that only other rows have is shown as "-".
-
-        Raises:
-            ConfigError: no row has a field with this name, or the fields belong to several lists.
-        """
+        """Return a line for each row of `value`, which consists of structs, dicts and lists."""
         objects = list(cast("Collection[object]", value)) if _is_list(value) else [value]
-        rows = [row for each in objects for row in self._rows(each)]
-        for path in self._paths:
-            if rows and all(_find(row, path) is _MISSING for row in rows):
-                names = {name for each in objects for name in _names(each)}
-                error = self._error(f"the command is done, but {_unknown_text(path, names)}")
-                error.fate = Fate.UNKNOWN
-                error.hint = "Do not repeat a command that changes something for its output."
-                raise error
-        return [self.line(row) for row in rows]
+        return [self.line(row) for each in objects for row in self._rows(each)]
 
-    def _rows(self, value: object, expanded: FieldPath = ()) -> Iterator[object]:
+    def _rows(self, value: object) -> Iterator[object]:
         """Yield `value` once for each element of the list that the fields refer to."""
         prefix = next(filter(None, (_list_on(value, path) for path in self._paths)), None)
         if prefix is None:
             yield value
             return
-        if prefix[: len(expanded)] != expanded:
-            raise self._error(
-                f"{'.'.join(expanded)} and {'.'.join(prefix)} are two lists; take the fields of one"
-            )
         for element in cast("Collection[object]", _find(value, prefix)):
-            yield from self._rows(_replace(value, prefix, element), prefix)
+            yield from self._rows(_replace(value, prefix, element))
 
     def _error(self, problem: str) -> ConfigError:
         return ConfigError(f"--output {self.text[:200]!r}: {problem}")
 
 
-def _unknown_text(path: FieldPath, names: Collection[str]) -> str:
-    known = ", ".join(f"{{{name}}}" for name in sorted(names)[:NAMES_SHOWN]) or "none"
-    return f"there is no field {{{'.'.join(path)}}}; the fields are {known}"
+def _unknown_text(name: str, fields: Fields) -> str:
+    known = sorted(fields.paths())
+    if not known:
+        return "the fields are those of the JSON" if fields.is_open else "there are no fields"
+    names = ", ".join(f"{{{each}}}" for each in known[:NAMES_SHOWN])
+    names += ", …" * (len(known) > NAMES_SHOWN)
+    if not name:
+        return f"the fields are {names}"
+    last_names = {each: each.rpartition(".")[2] for each in known}
+    close = get_close_matches(name, known) or get_close_matches(name, last_names.values(), n=1)
+    similar = [each for each in known if last_names[each] == name] or [
+        each for each in known if each in close or last_names[each] in close
+    ]
+    hint = f"did you mean {listed(f'{{{each}}}' for each in similar)}? " * bool(similar)
+    return f"there is no field {{{name}}}; {hint}the fields are {names}"
 
 
 def _is_list(value: object) -> bool:
@@ -147,16 +159,6 @@ def _replace(value: object, path: FieldPath, element: object) -> object:
     children = dict(_children(value) or {})
     children[path[0]] = _replace(children[path[0]], path[1:], element)
     return children
-
-
-def _names(value: object) -> Iterator[str]:
-    """Yield the names of all fields of an object, including those of objects and lists inside
-    it.
-    """
-    for name, child in (_children(value) or {}).items():
-        first = next(iter(cast("Collection[object]", child)), None) if _is_list(child) else child
-        below = list(_names(first))
-        yield from (f"{name}.{each}" for each in below) if below else (name,)
 
 
 def _text(value: object) -> str:

@@ -9,8 +9,17 @@ from collections.abc import Sequence
 
 import click
 
-from ..protocol.errors import ConfigError, KeylaneError
+from ..protocol.errors import ConfigError, KeylaneError, MissingExtraError
 from .options import OutputFormat
+
+EXTRA_BY_PACKAGE = {
+    **dict.fromkeys(("click", "prometheus_client", "rich", "uvloop"), "cli"),
+    **dict.fromkeys(
+        ("aiosqlite", "alembic", "caio", "jwt", "rocksdict", "sqlalchemy"),
+        "server",
+    ),
+}
+"""The extra that brings a package which commands import without naming an extra themselves."""
 
 
 def is_json_requested(arguments: Sequence[str]) -> bool:
@@ -50,12 +59,27 @@ def merge_meta_options(arguments: Sequence[str]) -> list[str]:
     return merged_arguments
 
 
+def missing_extra(error: ModuleNotFoundError, program: str) -> ModuleNotFoundError:
+    """Return the error that names the extra of the missing package, or `error` itself if no extra
+    brings the package, or it is named already.
+    """
+    if isinstance(error, MissingExtraError):
+        return error
+    extra = EXTRA_BY_PACKAGE.get((error.name or "").partition(".")[0])
+    if extra is None:
+        return error
+    return MissingExtraError.of(error, f"this command of {program}", extra)
+
+
 def run_command_line(app: click.Group, program: str) -> None:
     """Run `app` with the command line and exit with its status, which is 1 after a KeylaneError."""
     as_json = is_json_requested(sys.argv[1:])
     output = OutputFormat.JSON if as_json else OutputFormat.TABLE
     try:
-        _run_app(app, program, as_json=as_json)
+        try:
+            _run_app(app, program, as_json=as_json)
+        except ModuleNotFoundError as error:
+            raise missing_extra(error, program) from None
     except KeylaneError as error:
         from .screen import show_error
 

@@ -1,15 +1,15 @@
 """Says which partitions a consumer has, and how far it is behind, as lines for a log. Pure.
 
-AssignmentLog.format_partitions(ids, now_ms)    "has partitions 1, 2; got 2", once for each change
+AssignmentLog.format_partitions(ids, now_ms)    "has partitions 1, 2; got 2 from vm:812 (rebalance)"
 AssignmentLog.format_lag(messages, seconds, now_ms)    after a minute, then ever more rarely
 waiting_text(group)                        who has the partitions for which a member waits
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 
-from ..protocol.control import GroupView
+from ..protocol.control import GroupView, LeaseEnd, PreviousOwner
 from ..protocol.text import counted, format_seconds, listed
 
 LINE_MS_MIN = 1_000
@@ -18,6 +18,8 @@ many partitions makes one line.
 """
 WAITS = "other members have them, or leases of dead ones must end"
 HOLDERS_NAMED_MAX = 3
+"""The maximum number of other members that a log line names."""
+OTHERS = "from other members"
 LAG_EACH_MS = 60_000
 LAG_EACH_MS_MAX = 3_600_000
 """The maximum time until the next log line about a lag, in milliseconds; the interval doubles while
@@ -35,12 +37,18 @@ class AssignmentLog:
         self._logged_ms = -LINE_MS_MIN
         self._causes: dict[int, str] = {}
         """Why partitions ended since the last line."""
+        self._sources: dict[int, str] = {}
+        """From whom partitions came since the last line."""
         self._lag_due_ms = 0
         self._lag_pause_ms = LAG_EACH_MS
 
     def note_end(self, partition_id: int, cause: str) -> None:
         """Note why a partition ends, for the next line."""
         self._causes[partition_id] = cause
+
+    def note_start(self, partition_id: int, source: str) -> None:
+        """Note from whom a partition comes, for the next line; see `source_text`."""
+        self._sources[partition_id] = source
 
     def format_partitions(self, ids: Collection[int], now_ms: int, waits_for: str = WAITS) -> str:
         """Return the log line for these partitions, or "" if they have not changed or were logged
@@ -52,26 +60,23 @@ class AssignmentLog:
         self._logged = current_ids
         self._logged_ms = now_ms
         changes = []
-        if previous_ids:
-            if assigned_ids := sorted(current_ids - previous_ids):
-                changes.append(f"got {listed(assigned_ids)}")
-            if revoked_ids := sorted(previous_ids - current_ids):
-                changes.append(f"no longer has {self._with_causes(revoked_ids)}")
+        assigned_ids = sorted(current_ids - (previous_ids or frozenset()))
+        # The first partitions are named only with members from whom they came.
+        if not previous_ids:
+            assigned_ids = [key for key in assigned_ids if self._sources.get(key)]
+        if assigned_ids:
+            sources = {key: self._sources.get(key, "") for key in assigned_ids}
+            changes.append(f"got {_grouped(_with_few_sources(sources), '{} {}')}")
+        if revoked_ids := sorted((previous_ids or frozenset()) - current_ids):
+            causes = {key: self._causes.get(key, "") for key in revoked_ids}
+            changes.append(f"no longer has {_grouped(causes, '{} ({})')}")
         self._causes.clear()
+        self._sources.clear()
         if not current_ids:
             state = "has no partition" + (" yet" if previous_ids is None else " now")
             return "; ".join([f"{state}; {waits_for}", *changes])
         noun = "partition" if len(current_ids) == 1 else "partitions"
         return "; ".join([f"has {noun} {listed(sorted(current_ids))}", *changes])
-
-    def _with_causes(self, ids: Sequence[int]) -> str:
-        """Return the ids as "3, 4 (rebalance), 7 (lease ran out)"."""
-        ids_by_cause: dict[str, list[int]] = {}
-        for partition_id in ids:
-            ids_by_cause.setdefault(self._causes.get(partition_id, ""), []).append(partition_id)
-        return ", ".join(
-            listed(ids) + f" ({cause})" * bool(cause) for cause, ids in ids_by_cause.items()
-        )
 
     def format_lag(self, messages: int, seconds: float, now_ms: int) -> str:
         """Return the log line for a lag, or "" if the lag is short or was logged recently."""
@@ -85,14 +90,59 @@ class AssignmentLog:
         return f"is {counted(messages, 'message')} behind; the oldest has waited {seconds:.0f} s"
 
 
-def waiting_text(group: GroupView) -> str:
-    """Return the reason why a member of an exclusive group has no partition: how many members there
+def source_text(previous: PreviousOwner | None) -> str:
+    """Return from whom a member got a partition, and why: "from vm:812, whose lease ended"; "" if
+    nobody had it before, or this is unknown.
+    """
+    if previous is None:
+        return ""
+    if previous.end is LeaseEnd.REBALANCE:
+        return f"from {previous.client} (rebalance)"
+    return f"from {previous.client}, {_ENDS[previous.end]}"
+
+
+_ENDS = {
+    LeaseEnd.EXPIRED: "whose lease ended",
+    LeaseEnd.RELEASED: "which released its lease",
+    LeaseEnd.LEFT: "which left",
+    LeaseEnd.REPLACED: "which was replaced",
+    LeaseEnd.ENDED: "whose session an operator ended",
+}
+
+
+def _with_few_sources(sources: Mapping[int, str]) -> dict[int, str]:
+    """Return the source of each partition, with OTHERS for all but the first HOLDERS_NAMED_MAX."""
+    named = list(dict.fromkeys(filter(None, sources.values())))[:HOLDERS_NAMED_MAX]
+    return {key: source if source in {"", *named} else OTHERS for key, source in sources.items()}
+
+
+def _grouped(reasons: Mapping[int, str], form: str) -> str:
+    """Return the ids as "3, 4 (rebalance), 7 (lease ran out)": those with the same reason
+    together.
+    """
+    ids_by_reason: dict[str, list[int]] = {}
+    for partition_id, reason in reasons.items():
+        ids_by_reason.setdefault(reason, []).append(partition_id)
+    return ", ".join(
+        form.format(listed(ids), reason) if reason else listed(ids)
+        for reason, ids in ids_by_reason.items()
+    )
+
+
+def waiting_text(group: GroupView, own_client: str) -> str:
+    """
+    Return the reason why a member of an exclusive group has no partition: how many members there
     are, who owns the partitions, and until when they are reserved for a member that has stopped
     sending heartbeats.
+
+    Args:
+        own_client: the name of the member. If it is alone, partitions under its name are its own,
+            which it is just being granted.
     """
+    is_alone = group.sessions <= 1
     partitions_of: dict[str, list[int]] = {}
     for owner in group.owners:
-        if owner.client is not None:
+        if owner.client is not None and not (is_alone and owner.client == own_client):
             partitions_of.setdefault(owner.client, []).append(int(owner.partition.partition_id))
     ends_in_ms = {
         member.client: member.expires_in_ms
@@ -110,6 +160,10 @@ def waiting_text(group: GroupView) -> str:
         holders.append(f"{client} has {listed(ids)}{end}")
     if more := len(partitions_of) - len(holders):
         holders.append(f"{counted(more, 'more member')} {'has' if more == 1 else 'have'} others")
+    if is_alone:
+        return "; ".join(["it is being granted them", *holders])
     members = counted(group.sessions, "member")
     text = f"{members} for {counted(len(group.owners), 'partition')}: this one waits"
+    if group.sessions <= len(group.owners):  # each member gets at least one
+        text += " for its share"
     return "; ".join([text, *holders])

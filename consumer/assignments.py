@@ -33,7 +33,7 @@ from ..protocol.operations import SubjectHistory
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.connections import Connections
 from ..rpc.race import start_task
-from .assignment_log import WAITS, AssignmentLog, waiting_text
+from .assignment_log import WAITS, AssignmentLog, source_text, waiting_text
 from .broadcast import Broadcast
 from .broker_reachability import BrokerReachability
 from .delivery.filter import MessageFilter
@@ -397,6 +397,7 @@ class Assignments:
                 self._report_release_again(grant)
             elif grant.partition.address is not None and self._clock.boot_ms() < self._deadline_ms:
                 client = self._clients[partition_id] = self._new_client(grant)
+                self._lines.note_start(partition_id, source_text(grant.previous))
                 self._rebalance.notify_assigned(client)
         self._log_partitions()
 
@@ -422,6 +423,7 @@ class Assignments:
             subject=self._subject,
             group=self._group,
             session=self._membership.session,
+            cluster_id=self._membership.cluster_id,
             grant=grant,
             connections=self._connections,
             deadline_ms=self._deadline_ms,
@@ -630,7 +632,7 @@ class Assignments:
         members.
         """
         with suppress(KeylaneError):  # the line is also correct without it
-            text = text.replace(WAITS, waiting_text(await membership.group()))
+            text = text.replace(WAITS, waiting_text(await membership.group(), membership.client))
         if not self._clients:
             log.info("%s %s", self._name, text)
 

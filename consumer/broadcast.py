@@ -285,6 +285,9 @@ class Broadcast:
 
     # ── the interface of a membership
     # ────────────────────────────────────────────────────────────────────────
+    cluster_id = ""
+    """"": its messages have no lease, so nothing is fenced by the cluster's identity."""
+
     @property
     def suspended(self) -> bool:
         """True if the consumer's own code has suspended it."""

@@ -8,7 +8,8 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -41,8 +42,10 @@ from ..rpc.connections import Connections, clean_up, finish_despite_cancel
 from ..rpc.environment import Environment, environment_of
 from ..rpc.loop_binding import LoopBinding, LoopBoundClient
 from ..rpc.race import Race, error_of, shield, start_closing_task
+from ..rpc.stop_signals import is_signaled
 from .assignments import Assignments
 from .broadcast import Broadcast, check_broadcast
+from .closing_line import QUIET_CLOSE_S, format_waiting
 from .consumer_set import new_consumer_set
 from .delivery.filter import build_filter
 from .delivery.suspect_lock import SuspectLock
@@ -499,7 +502,8 @@ class Consumer(LoopBoundClient, Generic[V]):
         if isinstance(dispatcher, Stream | LoopDispatch):
             dispatcher.leave()
         try:
-            await assignments.close()
+            with self._logging_a_long_wait(dispatcher):
+                await assignments.close()
             await membership.stop()
             assignments.drop_references()
         except asyncio.CancelledError:
@@ -513,6 +517,33 @@ class Consumer(LoopBoundClient, Generic[V]):
         self._membership = self._assignments = None
         if self._ended_event is not None and not self._ended_event.done():
             self._ended_event.set_result(None)
+
+    @contextmanager
+    def _logging_a_long_wait(
+        self, dispatcher: WorkerPool | LoopDispatch | Stream
+    ) -> Iterator[None]:
+        """Log what the consumer waits for, once, if the work in the block takes long."""
+
+        def log_waiting() -> None:
+            running = dispatcher.running
+            if running:
+                log.warning(
+                    "%s",
+                    format_waiting(
+                        self._log_name,
+                        running,
+                        runner="handler" if isinstance(dispatcher, WorkerPool) else "loop body",
+                        limit=dispatcher.end_of_wait,
+                        is_signaled=is_signaled(),
+                    ),
+                )
+
+        dispatcher.check_long_running()  # nothing else checks it while the consumer closes
+        timer = asyncio.get_running_loop().call_later(QUIET_CLOSE_S, log_waiting)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _fail(self, error: BaseException) -> None:
         """Close the consumer after a fatal error, which `wait`, `run` and the iteration then
@@ -598,11 +629,12 @@ class Consumer(LoopBoundClient, Generic[V]):
         Consume until SIGTERM, SIGINT or `close`, then hand over all partitions and return.
 
         Opens the consumer if it is not open. Signal handlers that were installed earlier are called
-        too, and are restored afterwards. A second signal goes only to them: by default it kills the
-        process. Only the main thread receives signals; in another thread, call `close` or cancel
-        the task. An iteration in another task ends, and its body has `handover_ms` to ack its
-        messages. If `close` is called before the task of this call takes its first step, the task
-        returns at once; a later `run` opens the consumer again.
+        too, and are restored afterwards. If running handlers delay the return by more than a
+        second, a log line names them. A second signal goes only to the earlier handlers: by default
+        it kills the process. Only the main thread receives signals; in another thread, call `close`
+        or cancel the task. An iteration in another task ends, and its body has `handover_ms` to ack
+        its messages. If `close` is called before the task of this call takes its first step, the
+        task returns at once; a later `run` opens the consumer again.
 
         Raises:
             HandlerTypeError: the consumer is not open and has no handler for its messages.
@@ -663,7 +695,8 @@ class Consumer(LoopBoundClient, Generic[V]):
             if not has_ended.done():
                 log.info("%s hands over its partitions", self._log_name)
                 if isinstance(self._dispatcher, Stream | LoopDispatch):
-                    await self._dispatcher.finish()
+                    with self._logging_a_long_wait(self._dispatcher):
+                        await self._dispatcher.finish()
                 await self.close()
             if (error := await has_ended) is not None:
                 raise error

@@ -21,6 +21,7 @@ from .settings import AckMode, ConsumerSettings
 log = logging.getLogger("keylane.consumer")
 _DEFAULTS = ConsumerSettings()
 _POLICY_FIELDS = ("on_failure", "on_full", "tries_max", "handler_backoff")
+_BLOCKING = (None, FailurePolicy.BLOCK)
 
 
 class EffectiveSettings:
@@ -44,6 +45,8 @@ class EffectiveSettings:
         self._policy = GroupPolicy()
         self._order_strategy = OrderStrategy.STRICT
         self._suspended_by = OperatorSwitch.OFF
+        self._is_opening = True
+        """True until the first grants have arrived."""
 
     def update(self, grants: Grants) -> bool:
         """Apply the policy and switches that a metaserver sent with grants, and log changes. Return
@@ -53,13 +56,18 @@ class EffectiveSettings:
             self._suspended_by = grants.suspended_by
             self._log_switch()
         previous = self._policy, self._order_strategy
-        if previous == (grants.policy, grants.order_strategy):
+        is_opening, self._is_opening = self._is_opening, False
+        is_changed = previous != (grants.policy, grants.order_strategy)
+        if is_changed:
+            self._policy = grants.policy
+            self._order_strategy = grants.order_strategy
+            self.settings = effective_settings(
+                self._code_settings, grants.policy, grants.order_strategy
+            )
+        if is_opening:
+            self._warn_of_unused_tries()
+        if not is_changed:
             return False
-        self._policy = grants.policy
-        self._order_strategy = grants.order_strategy
-        self.settings = effective_settings(
-            self._code_settings, grants.policy, grants.order_strategy
-        )
         if grants.policy != previous[0]:
             self._log_policy()
         self._log_retry()
@@ -94,6 +102,17 @@ class EffectiveSettings:
                 "%s: on_failure='retry' applies to best_tried subjects and shared groups only; "
                 "here failing messages are retried in place, and later messages of their keys wait",
                 self._name,
+            )
+
+    def _warn_of_unused_tries(self) -> None:
+        """Warn if the code limits the tries of a message, and the policy in force does not."""
+        tries_max = self._code_settings.tries_max
+        if tries_max != _DEFAULTS.tries_max and self.settings.on_failure in _BLOCKING:
+            log.warning(
+                "%s: tries_max=%d has no effect, because on_failure='block' retries a failing "
+                "message for ever: give on_failure='park' or 'dead' too",
+                self._name,
+                tries_max,
             )
 
     def _log_policy(self) -> None:

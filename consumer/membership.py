@@ -133,6 +133,8 @@ class Membership:
         filter_text: str = "",
     ) -> None:
         self.session = ""
+        self.cluster_id = ""
+        """The identity of the cluster in the last session."""
         self._start = start
         self._pending_session = ""
         """The id of a session that was requested but is not confirmed yet."""
@@ -168,6 +170,8 @@ class Membership:
             timeout_max_ms=settings.call_timeout_ms,
         )
         self._failure_log = LogFilter()
+        self._release_log = LogFilter()
+        """Limits the lines about reports that failed, by partition."""
         self._nudged = False
         """True if the next heartbeat must not be a long poll, because it carries a report or the
         lease may end soon.
@@ -253,6 +257,7 @@ class Membership:
         if not self._joined:
             log.info("%s joined as %s", self._name, self.client)
         self._group_id = joined.group_id
+        self.cluster_id = joined.cluster_id
         self.session = session
         self._pending_session = ""
         self._joined = True
@@ -430,12 +435,15 @@ class Membership:
         except SessionUnknownError:
             pass  # its leases have ended, which is already logged
         except (TimeoutError, KeylaneError) as error:
-            name = partition_name(self._subject, partition_id, self._group)
-            log.info(
-                "%s: cannot report the release: %s",
-                name,
-                getattr(error, "message", "too many reports are waiting"),
+            line = self._release_log.count_failure(
+                "cannot report the release", self._clock.boot_ms(), partition_id
             )
+            if line:
+                name = partition_name(self._subject, partition_id, self._group)
+                cause = getattr(error, "message", "too many reports are waiting")
+                log.info("%s: %s: %s", name, line, cause)
+        else:
+            self._release_log.end_failures(self._clock.boot_ms(), partition_id)
 
     @property
     def _timeout_ms(self) -> int:

@@ -104,6 +104,7 @@ class SourceDelivery:
         self.logic_start = logic_start
         self.is_loose = is_loose
         self.queue = shell.queue
+        self.cluster_id = shell.cluster_id
         self.codec = shell.codec
         self.group = shell.group
         self.leased_id = shell.partition_id

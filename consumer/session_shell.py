@@ -241,6 +241,7 @@ class SessionShell:
         subject: str,
         group: str,
         session: str,
+        cluster_id: str,
         grant: Grant,
         connections: Connections,
         deadline_ms: int,
@@ -270,6 +271,7 @@ class SessionShell:
         self.token_is_single_use = not (self.is_shared or settings.broadcast)
         """True if no other session may hold the same token."""
         message_filter = owner.message_filter
+        self.cluster_id = cluster_id
         self.session = session
         """The id of the consumer's session at the metaserver."""
         self.state = PartitionSession(

@@ -23,6 +23,7 @@ from ..protocol.message import Message
 from ..protocol.routing import ConsumeStrategy
 from ..protocol.settings import (
     CALL_TIMEOUT_MS,
+    advises_on_unknown_settings,
     check_no_problems,
     field_values,
     range_problems,
@@ -76,6 +77,27 @@ _RANGES = {
 }
 
 
+ARGUMENT_HINTS = {
+    "topic": "give subject=",
+    "topics": "give subject=, or leave it out and add functions with "
+    "@consumer.on(subject, group=...)",
+    "queue": "give subject=",
+    "group_id": "give group=",
+    "consumer_group": "give group=",
+    "bootstrap_servers": "give the addresses of metaservers as the first argument",
+    "servers": "give the addresses of metaservers as the first argument",
+    "callback": "give handler=",
+    "on_message": "give handler=",
+    "auto_offset_reset": "give start=",
+    "value_deserializer": "give codec=",
+    "auto_ack": "give ack=",
+    "enable_auto_commit": "give ack=",
+    "max_retries": "give tries_max= with on_failure='park' or 'dead'",
+}
+"""Names of consumer arguments in other systems, with the equivalents here."""
+
+
+@advises_on_unknown_settings("Consumer", ARGUMENT_HINTS)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSettings:
     """
@@ -177,8 +199,8 @@ class ConsumerSettings:
             limits of the same size; messages without a key become dead letters. A value stored for
             the group takes precedence.
         tries_max: 1 to 1_000_000, default 10; the number of attempts of a message, counted durably,
-            before `on_failure` applies. A `Retry` counts as an attempt, but never triggers
-            `on_failure`. A value stored for the group takes precedence.
+            before `on_failure` applies; without effect under "block". A `Retry` counts as an
+            attempt, but never triggers `on_failure`. A value stored for the group takes precedence.
         retry_tries_max: 1 to 1_000_000, default 32; the number of attempts of a message under
             "retry". A value of `tries_max` stored for the group takes precedence.
         call_timeout_ms: 10 to 600_000, default 5_000; the timeout, in milliseconds, of a call to a
@@ -328,24 +350,6 @@ def inherit_settings(settings: ConsumerSettings, parent: ConsumerSettings) -> Co
     return replace(settings, **{name: getattr(parent, name) for name in inherited})
 
 
-ARGUMENT_HINTS = {
-    "topic": "give subject=",
-    "topics": "give subject=, or leave it out and add functions with "
-    "@consumer.on(subject, group=...)",
-    "queue": "give subject=",
-    "group_id": "give group=",
-    "consumer_group": "give group=",
-    "bootstrap_servers": "give the addresses of metaservers as the first argument",
-    "servers": "give the addresses of metaservers as the first argument",
-    "callback": "give handler=",
-    "on_message": "give handler=",
-    "auto_offset_reset": "give start=",
-    "value_deserializer": "give codec=",
-    "auto_ack": "give ack=",
-    "enable_auto_commit": "give ack=",
-    "max_retries": "give tries_max= with on_failure='park' or 'dead'",
-}
-"""Names of consumer arguments in other systems, with the equivalents here."""
 _ACK = "each message is acked: message.ack() in a loop; a handler's message, when it returns"
 _TAKE = "iterate over the consumer, or use getmany()"
 METHOD_HINTS = {

@@ -1,7 +1,7 @@
 """Pauses a worker before it writes to its database, until another worker has its partition; then
 lets it continue, and shows that its write is refused.
 
-keylane dev --subject payments        (in another terminal)
+keylane dev --subject orders        (in another terminal)
 python examples/refuse_a_paused_owner.py billing.db
 """
 
@@ -26,8 +26,8 @@ META = os.environ.get("KEYLANE_META", "127.0.0.1:7000")
 class Base(DeclarativeBase): ...
 
 
-class Payment(Base):
-    __tablename__ = "payments"
+class Bill(Base):
+    __tablename__ = "bills"
     id: Mapped[int] = mapped_column(primary_key=True)
     amount: Mapped[int]
     worker: Mapped[str]
@@ -38,24 +38,22 @@ def say(text: str) -> None:
 
 
 async def work(name: str, engine: sa.Engine) -> None:
-    """Add each payment to the table, and say what happens."""
+    """Write a bill for each order, and say what happens."""
 
-    def record(message: Message) -> None:
-        say(f"{name} has payment {message.offset}, with token {message.lease.token}")
+    def bill(message: Message) -> None:
+        say(f"{name} has order {message.offset}, with token {message.lease.token}")
         time.sleep(1)  # it computes; this is where it may be paused
         try:
             with Session(engine) as session, FencedSession(session, message) as todo:
                 if todo:
-                    session.add(Payment(amount=int(message.value), worker=name))
+                    session.add(Bill(amount=int(message.value), worker=name))
         except LeaseLostError as error:
             say(f"{name} is refused: {error.message}")
             raise
-        say(f"{name} has written payment {message.offset}")
+        say(f"{name} has billed order {message.offset}")
 
     settings = ConsumerSettings(ttl_ms=2_000, threads=1, name=name)
-    consumer = Consumer(
-        META, subject="payments", group="billing", handler=record, settings=settings
-    )
+    consumer = Consumer(META, subject="orders", group="billing", handler=bill, settings=settings)
     await consumer.run()
 
 
@@ -84,20 +82,20 @@ async def show(path: str, engine: sa.Engine) -> None:
     await create_tables(engine)
     Base.metadata.create_all(engine)
     async with Producer(META) as producer:
-        await producer.send("payments", b"10", key="customer-7")
+        await producer.send("orders", b"10", key="customer-7")
     with ExitStack() as workers:
         first = workers.enter_context(started("A", path))
-        await asyncio.to_thread(show_until, first, "A has payment")
+        await asyncio.to_thread(show_until, first, "A has order")
         say("-- SIGSTOP A")
         first.send_signal(signal.SIGSTOP)
         second = workers.enter_context(started("B", path))
-        await asyncio.to_thread(show_until, second, "B has written")
+        await asyncio.to_thread(show_until, second, "B has billed")
         say("-- SIGCONT A")
         first.send_signal(signal.SIGCONT)
         await asyncio.to_thread(show_until, first, "A is refused")
     with Session(engine) as session:
-        for payment in session.scalars(sa.select(Payment)):
-            say(f"the database has: {payment.amount} by {payment.worker}")
+        for each in session.scalars(sa.select(Bill)):
+            say(f"the database has: {each.amount} by {each.worker}")
 
 
 if not 2 <= len(sys.argv) <= 3 or sys.argv[1].startswith("-"):

@@ -44,7 +44,6 @@ class OutboxDatabase(UserDatabase):
 
     def __init__(self, engine_or_url: EngineOrUrl, tables: OutboxTables) -> None:
         """
-
         Create the database for an outbox's tables.
 
         Raises:

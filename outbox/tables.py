@@ -41,7 +41,6 @@ class OutboxTables(VersionedTables):
 
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
         """
-
         Define the tables for a prefix.
 
         Raises:

@@ -33,7 +33,7 @@ from ..protocol.settings import (
     names_missing_address,
     refuse_unknown_arguments,
 )
-from ..protocol.text import counted
+from ..protocol.text import counted, format_seconds
 from ..rpc.client import MetaClient
 from ..rpc.connections import clean_up, finish_despite_cancel
 from ..rpc.environment import Environment
@@ -54,6 +54,8 @@ log = logging.getLogger("keylane.producer")
 CHUNK_COUNT_FIRST, CHUNK_COUNT_MAX = 8, 512
 CHUNK_BYTES = 32 * 1024
 """The approximate size, in bytes, of the chunks that `send_all` takes from its iterable."""
+QUIET_CLOSE_S = 1.0
+"""The number of seconds after which `close` logs what it waits for."""
 
 
 class Producer(MessageSender[V], Generic[V]):
@@ -64,7 +66,9 @@ class Producer(MessageSender[V], Generic[V]):
             receipt = await producer.send("orders", b"paid", key="customer-7")
 
     `send` queues a message and returns immediately; await the returned future to get the receipt.
-    `flush` waits until everything that was sent is stored; so does leaving the block.
+    `flush` waits until everything that was sent is stored; so does leaving the block, also by an
+    exception, for at most `close_timeout_ms`. What is given up is then in a GivenUpError, or in the
+    log if the block raised an exception of its own.
 
     While more than `queue_bytes` are queued, `await producer.send(...)` waits until there is room.
     A `send` that is not awaited cannot wait: the full queue accepts one more message from each of
@@ -188,7 +192,12 @@ class Producer(MessageSender[V], Generic[V]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.close(flush=kind is None)
+        try:
+            await super().__aexit__(kind, error, trace)
+        except GivenUpError as given_up:
+            if error is None:
+                raise
+            log.warning("closed: %s", given_up.message)  # the block's own error is raised
 
     async def drain(self) -> None:
         """
@@ -330,8 +339,8 @@ class Producer(MessageSender[V], Generic[V]):
                 read while its rows are sent.
             value: the name of the value column, which contains bytes or text. Values are not
                 encoded by a codec, and a null cannot be sent.
-            key: the name of the column with the order keys; a null or empty key means no key. None:
-                no row has a key.
+            key: the name of the column with the order keys; null, or empty bytes, mean no key, and
+                a row with an empty text cannot be sent. None: no row has a key.
             partial: True: skip rows that cannot be sent, instead of raising a TableError.
 
         Returns:
@@ -479,9 +488,11 @@ class Producer(MessageSender[V], Generic[V]):
                 self._connections.request_close()
                 await self._opened.wait()
             return
+        loop, limit_ms = asyncio.get_running_loop(), self._settings.close_timeout_ms
+        waiting_line = loop.call_later(QUIET_CLOSE_S, self._log_waiting, limit_ms)
         try:
             if flush:
-                async with asyncio.timeout(self._settings.close_timeout_ms / 1000):
+                async with asyncio.timeout(limit_ms / 1000):
                     while self._queue_open_batches():  # other tasks may send during the wait
                         await self._wait_until_settled()
         except TimeoutError:
@@ -490,6 +501,7 @@ class Producer(MessageSender[V], Generic[V]):
             flush = False  # this error is raised, so messages given up are logged
             raise
         finally:
+            waiting_line.cancel()
             self._open = False
             if self._close_task is None:
                 # Remove the senders now: a `send` that runs before the closing task must be
@@ -506,6 +518,19 @@ class Producer(MessageSender[V], Generic[V]):
         error = self._take_unreported_error()
         if error is not None:
             raise error
+
+    def _log_waiting(self, limit_ms: int) -> None:
+        """Log what `close` waits for, and why."""
+        waiting = self.waiting(limit=1)
+        for oldest in waiting.keys:
+            log.warning(
+                "closing the producer waits up to %s for %s to be stored; the oldest, of subject "
+                "%s: %s",
+                format_seconds(limit_ms),
+                counted(waiting.messages, "message"),
+                oldest.subject,
+                oldest.reason,
+            )
 
     def _log_unreported(self, reason: str = "closed") -> None:
         """Log the number of given-up messages that were not awaited; for callers that cannot raise

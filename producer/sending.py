@@ -43,6 +43,7 @@ from .send_budget import SendBudget
 from .send_future import BatchFuture, OverLimitFuture, SendFuture
 from .sender import NO_EXECUTORS, SubjectSender
 from .settings import (
+    SEND_HINTS,
     ProducerSettings,
     check_partitioner,
     check_settings,
@@ -86,25 +87,34 @@ def keyword_only_after(positional: int, hidden: Collection[str]) -> Callable[[F]
         public_signature = signature.replace(
             parameters=[*positional_parameters, *keyword_parameters]
         )
+        method.__qualname__ = f"Producer.{method.__name__}"  # as Python's TypeErrors name it
         method.__signature__ = public_signature  # type: ignore[attr-defined]  # inspect looks there
         return method
 
     return decorate
 
 
-def _refuse_arguments(subject: object, topic: object, partition: object) -> Never:
+def refuse_send_argument(name: str) -> Never:
+    """Raise TypeError, with advice, for an argument that `send` does not take."""
+    advice = SEND_HINTS.get(name)
+    raise TypeError(
+        f"Producer.send() got an unexpected keyword argument {name!r}"
+        + (f": {advice}" if advice else "")
+    )
+
+
+def _refuse_arguments(subject: object, topic: object, partition: object, headers: object) -> Never:
     """Raise TypeError for arguments of `send` that it does not take, or for a missing value."""
     if partition is not None:
-        raise TypeError(
-            "Producer.send() got an unexpected keyword argument 'partition': the key chooses it; "
-            "queue= for a static subject"
-        )
+        refuse_send_argument("partition")
+    if headers is not None:
+        refuse_send_argument("headers")
     if topic is not None and subject is _MISSING:
-        raise TypeError("Producer.send() got an unexpected keyword argument 'topic': give subject=")
+        refuse_send_argument("topic")
     if topic is not None:
         raise TypeError(
-            "pass only subject and value to send by position, the others by name: key=; a subject "
-            "has no topic="
+            "Producer.send() takes only subject and value by position: pass the key by name, as in "
+            'send("orders", b"paid", key="customer-7")'
         )
     raise TypeError("Producer.send() missing 1 required positional argument: 'value'")
 
@@ -228,7 +238,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         queue: int | None = None,
         timeout_ms: int | None = None,
     ) -> ScheduledFuture: ...
-    @keyword_only_after(2, hidden=("topic", "partition"))
+    @keyword_only_after(2, hidden=("topic", "partition", "headers"))
     def send(  # noqa: PLR0917 - passed by name; see `keyword_only_after`
         self,
         subject: str = _MISSING,
@@ -241,6 +251,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         queue: int | None = None,
         timeout_ms: int | None = None,
         partition: object = None,
+        headers: object = None,
     ) -> SendFuture | ScheduledFuture:
         """
         Queue a message after the earlier messages of its key.
@@ -251,7 +262,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
             value: bytes, or a value for the codec. Value, key and properties together may not
                 exceed the subject's limit (1 MiB by default).
             key: the order key, bytes or a string, which is sent as UTF-8, up to 1,024 bytes; b""
-                means any partition and no order.
+                means any partition and no order. An empty string is refused.
             deliver_at: when the message is delivered; a broker keeps it until then. This is a
                 timezone-aware datetime, or milliseconds since 1970, at most 366 days ahead. It is
                 only for messages without a key. The future returns a ScheduledReceipt.
@@ -284,8 +295,8 @@ class MessageSender(LoopBoundClient, Generic[V]):
                 loop.
         """
         # The parameters are not keyword-only, because such defaults are slower: Python looks them
-        # up at each call. `topic` and `partition` are names that users of other systems give; one
-        # comparison finds either. `topic` catches a third argument by position too.
+        # up at each call. `topic`, `partition` and `headers` are names that users of other
+        # systems give; `topic` catches a third argument by position too.
         try:
             sender = self._plain_senders[subject]
         except (KeyError, TypeError, ValueError):  # the first message, a full queue, or not a name
@@ -299,12 +310,13 @@ class MessageSender(LoopBoundClient, Generic[V]):
             or queue is not None
             or deliver_at is not None
             or topic is not partition
+            or headers is not None
             or not may_send_plain()
             or type(value) is not bytes
             or type(key) is not bytes
         ):
-            if topic is not partition or value is _MISSING:
-                _refuse_arguments(subject, topic, partition)
+            if topic is not partition or headers is not None or value is _MISSING:
+                _refuse_arguments(subject, topic, partition, headers)
             return self._send_carefully(
                 subject, value, key, deliver_at, properties, tags, queue, timeout_ms
             )

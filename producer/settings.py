@@ -18,6 +18,7 @@ from ..protocol.record import Compression
 from ..protocol.routing import OrderStrategy
 from ..protocol.settings import (
     CALL_TIMEOUT_MS,
+    advises_on_unknown_settings,
     check_no_problems,
     field_values,
     is_within,
@@ -43,6 +44,20 @@ _RANGES = {
 }
 
 
+_SUBJECT = "each message names its subject: producer.send(subject, value)"
+ARGUMENT_HINTS = {
+    "topic": _SUBJECT,
+    "subject": _SUBJECT,
+    "bootstrap_servers": "give the addresses of metaservers as the first argument",
+    "servers": "give the addresses of metaservers as the first argument",
+    "value_serializer": "give codec=",
+    "acks": "leave it out: a receipt always means that the message is on the disk",
+    "enable_idempotence": "leave it out: a batch sent again is stored once",
+}
+"""Argument names used by other systems, with their equivalents in keylane."""
+
+
+@advises_on_unknown_settings("Producer", ARGUMENT_HINTS)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerSettings:
     """
@@ -121,17 +136,12 @@ class ProducerSettings:
         return self.batch_bytes // 2
 
 
-_SUBJECT = "each message names its subject: producer.send(subject, value)"
-ARGUMENT_HINTS = {
-    "topic": _SUBJECT,
-    "subject": _SUBJECT,
-    "bootstrap_servers": "give the addresses of metaservers as the first argument",
-    "servers": "give the addresses of metaservers as the first argument",
-    "value_serializer": "give codec=",
-    "acks": "leave it out: a receipt always means that the message is on the disk",
-    "enable_idempotence": "leave it out: a batch sent again is stored once",
+SEND_HINTS = {
+    "partition": "the key chooses it; queue= for a static subject",
+    "topic": "give subject=",
+    "headers": "give properties=",
 }
-"""Argument names used by other systems, with their equivalents in keylane."""
+"""Names of `send` arguments in other systems, with their equivalents in keylane."""
 _SEND = "use send(subject, value, key=...)"
 METHOD_HINTS = {
     "produce": _SEND,

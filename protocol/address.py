@@ -85,6 +85,8 @@ def parse_address(text: str) -> tuple[str, int]:
             advice = f": leave out {text.partition('://')[0]:.20}://"
         elif _HOST_NAME.fullmatch(text):
             advice = f": the port is missing, as in {text:.80}:7000"
+        elif match is not None:
+            advice = ": a port is 1 to 65535"
         raise ConfigError(f"an address is host:port, not {text!r:.80}{advice}")
     return match[1].strip("[]"), int(match[2])
 

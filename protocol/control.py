@@ -294,8 +294,36 @@ class Joined(Struct, frozen=True, kw_only=True):
     """
     order_strategy: OrderStrategy = OrderStrategy.STRICT
     """The order strategy of the subject."""
+    cluster_id: str = ""
+    """The identity of the cluster, whose partition ids and tokens are unknown to any other one; ""
+    if not reported.
+    """
     grants: Grants | None = None
     """The grants of the session, as in the response to a heartbeat; None if not reported."""
+
+
+class LeaseEnd(enum.StrEnum):
+    """How the lease of a partition ended."""
+
+    EXPIRED = "expired"
+    """Its owner sent no heartbeat for the duration of its ttl."""
+    REBALANCE = "rebalance"
+    """Its owner released it because the metaserver granted the partition to another member."""
+    RELEASED = "released"
+    """Its owner released it without that: it was leaving or suspended, or the broker refused it."""
+    LEFT = "left"
+    """Its owner left the group."""
+    REPLACED = "replaced"
+    """A consumer with the same instance name took the place of its owner."""
+    ENDED = "ended"
+    """An operator ended the session of its owner."""
+
+
+class PreviousOwner(Struct, frozen=True, kw_only=True):
+    """The member that had a partition before its present owner."""
+
+    client: str
+    end: LeaseEnd
 
 
 class Grant(Struct, frozen=True, kw_only=True):
@@ -319,6 +347,8 @@ class Grant(Struct, frozen=True, kw_only=True):
     """The half-open ranges of logical partitions that are adopted from each parent; () means the
     partition's own range.
     """
+    previous: PreviousOwner | None = None
+    """The owner before the session; None if there was none or it is unknown."""
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True):
@@ -592,6 +622,8 @@ class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The hidden subject for which the partition was created; "" if there is none. When a lost
     database is rebuilt, sealed parents prove that the hidden subject was published.
     """
+    cluster_id: str = ""
+    """The identity of the cluster; "" if not reported."""
     times_from_ms: Count = 0
     """A lower bound of the times of the partition's messages, in milliseconds since 1970; 0 if not
     reported. It is the highest `PartitionStatus.ended_at_ms` of its parents on other brokers. It is
@@ -722,7 +754,7 @@ class PartlyPosted(ErrorBody, frozen=True, kw_only=True):
 
 class MessageView(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A stored message. The key and the value are text if they are valid UTF-8, and base64
-    otherwise.
+    otherwise. `key` is null for a message without a key.
     """
 
     partition_id: int
@@ -730,7 +762,7 @@ class MessageView(Struct, frozen=True, kw_only=True, omit_defaults=True):
     queue: int
     logic_offset: int
     sent_at_ns: int
-    key: str | msgspec.UnsetType = msgspec.UNSET
+    key: str | msgspec.UnsetType | None = msgspec.UNSET
     key_base64: bytes | msgspec.UnsetType = msgspec.UNSET
     value: str | msgspec.UnsetType = msgspec.UNSET
     value_base64: bytes | msgspec.UnsetType = msgspec.UNSET

@@ -712,9 +712,9 @@ PARKED_OFFSETS = Endpoint(
     None,
     ParkedOffsets,
     Rights.READ,
-    "The offsets of the parked messages of a key, the oldest first; without `key`, of the dead "
-    "letters. With `after`, such as 7:42, only later ones, with their failures. With `tries`, "
-    "those that wait for retry.",
+    "The offsets of a key's parked messages, the oldest first; without `key`, of the dead "
+    "letters. `after`, such as 7:42: only later ones, with their failures. `tries`: those that "
+    "wait for retry.",
     query=("group", "key", "first", "count", "after", "tries"),
 )
 CHANGE_PARKED = Endpoint(
@@ -733,9 +733,8 @@ POST_MESSAGES = Endpoint(
     bytes,
     Posted,
     Rights.PRODUCE,
-    "Store messages durably on the brokers of their partitions. Messages with the same key keep "
-    "the order of the request, and follow those of earlier requests whose response was awaited. "
-    "A repeat with the same Idempotency-Key is stored once.",
+    "Store messages durably, those of a key in the order of the request, and after those of "
+    "earlier awaited requests. A repeat with the same Idempotency-Key is stored once.",
     query=("key", "key_base64"),
     headers=(CONTENT_TYPE, KEY_HEADER, IDEMPOTENCY_KEY),
     content=((JSON, MessageObject | list[MessageObject]), (NDJSON, MessageObject), (RAW, bytes)),
@@ -756,9 +755,8 @@ SCHEDULE_MESSAGES = Endpoint(
     bytes,
     ScheduledList,
     Rights.PRODUCE,
-    "Schedule messages without keys durably, to be stored in the subject at the time deliver_at: "
-    "milliseconds since 1970, or ISO 8601 with a zone. A message with a key is refused. A "
-    "repeat at the same broker with the same Idempotency-Key is scheduled once.",
+    "Schedule messages without keys, durably. `deliver_at`: ms since 1970, or ISO 8601 with a "
+    "zone. A broker schedules each Idempotency-Key once.",
     query=("deliver_at", "key", "key_base64"),
     headers=(CONTENT_TYPE, KEY_HEADER, IDEMPOTENCY_KEY),
     content=((JSON, MessageObject | list[MessageObject]), (NDJSON, MessageObject), (RAW, bytes)),

@@ -95,6 +95,13 @@ class Delivery(Protocol):
         ...
 
     @property
+    def cluster_id(self) -> str:
+        """The identity of the cluster, to which partition ids, offsets and tokens belong; "" if
+        the messages are only read.
+        """
+        ...
+
+    @property
     def is_copied(self) -> bool:
         """True for a pickled copy in another process. The `cursor` of a copy is the value at the
         time of pickling.
@@ -303,6 +310,25 @@ def _excerpt(data: bytes) -> str:
     return f"{data[:SHOWN_BYTES]!r}{'…' * (len(data) > SHOWN_BYTES)} ({counted(len(data), 'byte')})"
 
 
+class _NamedOtherwise:
+    """An attribute that other systems have under this name; reading it raises AttributeError with
+    advice. Unlike a `__getattr__`, it does not slow down the other attributes.
+    """
+
+    def __init__(self, owner: type, name: str, advice: str) -> None:
+        self._error = f"{owner.__name__!r} object has no attribute {name!r}: use {advice}"
+        self._name = name
+
+    def __get__(self, instance: object, _owner: type) -> NoReturn:
+        raise AttributeError(self._error, name=self._name, obj=instance)
+
+
+def advise(owner: type, advice_by_name: Mapping[str, str]) -> None:
+    """Make reading the names that other systems use raise an AttributeError with advice."""
+    for name, advice in advice_by_name.items():
+        setattr(owner, name, _NamedOtherwise(owner, name, advice))
+
+
 class Receipt(msgspec.Struct, frozen=True, gc=False):
     """The location of a sent message, and its durability."""
 
@@ -337,9 +363,43 @@ class TableReceipt(msgspec.Struct, frozen=True):
     """Maps the numbers of skipped rows to the reasons. Used only with `partial=True`."""
 
 
+NAMED_OTHERWISE = {
+    "topic": "subject",
+    "headers": "properties",
+    "partition": "partition_id",
+    "timestamp": "sent_at_ns, which is in nanoseconds since 1970",
+    "body": "value, or decode() with a codec",
+    "data": "value, or decode() with a codec",
+    "routing_key": "key",
+    "delivery_tag": "ack()",
+}
+"""Names of a message's attributes in other systems, with the equivalents in keylane."""
+advise(Message, NAMED_OTHERWISE)
+advise(
+    Receipt,
+    {
+        "topic": "the subject that was given to send()",
+        "partition": "partition_id",
+        "timestamp": "sent_at_ns of the message, when it is received",
+    },
+)
+
+
 def encode_key(key: object) -> bytes:
-    """Return an order key as bytes, encoding text as UTF-8. Raises InvalidRequestError."""
+    """
+    Return an order key as bytes, encoding text as UTF-8. b"" means no key, as in a message that was
+    sent without one.
+
+    Raises:
+        InvalidRequestError: the key is neither bytes nor text; or it is an empty text, which is
+            most often a variable without a value: its messages would silently have no order.
+    """
     if isinstance(key, str):
+        if not key:
+            raise InvalidRequestError(
+                'key is an empty text: leave it out, or give b"", for a message without a key, '
+                "which has no order"
+            )
         try:
             return key.encode()
         except UnicodeEncodeError as error:

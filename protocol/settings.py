@@ -13,6 +13,7 @@ from .errors import ConfigError, InvalidRequestError
 from .ids import check_name
 
 F = TypeVar("F", bound=Callable[..., None])
+T = TypeVar("T")
 CALL_TIMEOUT_MS = (10, 600_000)
 """The minimum and maximum timeout of one call, in milliseconds."""
 
@@ -134,15 +135,54 @@ def refuse_unknown_arguments(
         )
 
 
+def advises_on_unknown_settings(
+    client_kind: str, words: Mapping[str, str]
+) -> Callable[[type[T]], type[T]]:
+    """
+    Decorate a dataclass of settings, so that an unknown name raises an error with advice, as in
+    `refuse_unknown_arguments`.
+
+    Args:
+        client_kind: the name of the client that takes the settings.
+        words: maps names that other systems use to advice about that client.
+    """
+
+    def decorate(settings: type[T]) -> type[T]:
+        initialize: Any = settings.__init__
+        known_names = frozenset(field.name for field in fields(cast(Any, settings)))
+        advice = {name: f"in {client_kind}(...), {word}" for name, word in words.items()}
+
+        @wraps(initialize)
+        def checked(self: object, *args: Any, **named: Any) -> None:
+            if not known_names.issuperset(named):
+                unknown_names = [name for name in named if name not in known_names]
+                refuse_unknown_arguments(settings.__name__, unknown_names, settings, advice)
+            initialize(self, *args, **named)
+
+        settings.__init__ = checked  # type: ignore[method-assign]  # the class is the caller's
+        return settings
+
+    return decorate
+
+
 def names_missing_address(what: str, settings: type, words: Mapping[str, str]) -> Callable[[F], F]:
-    """Decorate the `__init__` of a client whose first argument is `meta`, so that a call without it
-    raises an error with advice. `refuse_unknown_arguments` gives such advice for all other
-    arguments.
+    """Decorate the `__init__` of a client whose first argument is `meta`, so that a call without
+    it, or with too many arguments by position, raises an error with advice.
+    `refuse_unknown_arguments` gives such advice for all other arguments.
     """
 
     def decorate(initialize: F) -> F:
+        code = cast(Any, initialize).__code__
+        by_position = code.co_varnames[1 : code.co_argcount]
+        by_name = [f"{name}=" for name in code.co_varnames[code.co_argcount :]]
+
         @wraps(initialize)
         def checked(self: object, *args: Any, **named: Any) -> None:
+            if len(args) > len(by_position):
+                raise TypeError(
+                    f"{what}() takes only {' and '.join(by_position)} by position: pass the others "
+                    f"by name, as in {', '.join(by_name[:3])}"
+                )
             if not args and "meta" not in named:
                 refuse_unknown_arguments(
                     what, [name for name in named if name in words], settings, words

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -29,7 +30,9 @@ from .network import Network
 from .race import Race, start_closing_task, start_task
 from .unclosed import creation_place
 
+log = logging.getLogger("keylane")
 WAIT_S_MAX = 86_400
+WAIT_HINT = "wait_s=60 (keylane --wait-s 60) waits for a metaserver that is still starting."
 READY_POLL_S = 0.1
 AT_ONCE_MAX = 64
 """The maximum number of concurrent HTTP calls in one `gather_limited`. Each uses a connection, and
@@ -143,6 +146,7 @@ class Connections:
         """The network in use; None while the client is not open."""
         self._close_requested = asyncio.Event()
         """Set when the client should be closed, possibly while it is still being opened."""
+        self._is_wait_logged = False
         self._throttled_ms = 0
         """The time in milliseconds that calls were throttled on earlier networks, which are
         closed.
@@ -197,6 +201,7 @@ class Connections:
         """
         now_s = asyncio.get_running_loop().time
         deadline_s = now_s() + self.wait_s
+        self._is_wait_logged = False
         while True:
             if self.wait_s:
                 await self._wait_until_ready(meta, max(0, deadline_s - now_s()))
@@ -204,14 +209,30 @@ class Connections:
                 await open_client()
                 return
             except UnreachableError as error:
-                if error.retry is RetryRule.NEVER or now_s() + READY_POLL_S >= deadline_s:
+                if error.retry is RetryRule.NEVER:
+                    raise
+                if not self.wait_s:
+                    error.hint = f"{error.hint} {WAIT_HINT}"
+                if now_s() + READY_POLL_S >= deadline_s:
                     raise
                 await asyncio.sleep(READY_POLL_S)
 
+    def _log_wait(self, cause: str) -> None:
+        """Log, once for each opening, that no metaserver is ready yet."""
+        if not self._is_wait_logged:
+            self._is_wait_logged = True
+            log.info(
+                "the %s waits up to %g s for a metaserver: %s",
+                self._client_kind,
+                self.wait_s,
+                cause,
+            )
+
     async def _wait_until_ready(self, meta: MetaClient, wait_s: float) -> None:
+        waiting = wait_until_ready(meta, wait_s, self._log_wait)
         try:
             async with Race() as race:
-                ready = race.start(wait_until_ready(meta, wait_s), name="wait for a metaserver")
+                ready = race.start(waiting, name="wait for a metaserver")
                 race.start(self._close_requested.wait(), name="wait for close")
                 await race.first()
                 if not ready.done():
@@ -275,10 +296,10 @@ class Connections:
         self.loop_binding.leave()
 
 
-async def wait_until_ready(meta: MetaClient, wait_s: float) -> None:
+async def wait_until_ready(meta: MetaClient, wait_s: float, on_wait: Callable[[str], None]) -> None:
     """
     Wait up to `wait_s` seconds for a metaserver to become ready. After that, any metaserver that
-    answers is enough.
+    answers is enough. `on_wait` is called with the reason for each wait.
 
     Raises:
         NotSentError, OutcomeUnknownError: no metaserver answered in this time.
@@ -292,13 +313,16 @@ async def wait_until_ready(meta: MetaClient, wait_s: float) -> None:
         async with asyncio.timeout(wait_s):
             while True:
                 try:
-                    if (await meta.health()).ready:
+                    health = await meta.health()
+                    if health.ready:
                         return
                     last_error = None
+                    on_wait(f"it is not ready{health.reason and f': {health.reason}'}")
                 except KeylaneError as error:
                     if error.retry is RetryRule.NEVER:
                         raise
                     last_error = error
+                    on_wait(error.message)
                 await asyncio.sleep(READY_POLL_S)
     if last_error is not None:
         raise last_error

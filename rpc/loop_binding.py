@@ -298,11 +298,12 @@ class NonCopyable:
 
         def __getattr__(self, name: str) -> NoReturn:
             advice = self._opening() if name in _LIFECYCLE_NAMES else self._method_hints.get(name)
+            # Next to advice, Python would suggest a private attribute of `obj`.
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}"
                 + (f": {advice}" if advice else ""),
                 name=name,
-                obj=self,
+                obj=None if advice else self,
             )
 
         async def __aenter__(self) -> NoReturn:

@@ -90,6 +90,11 @@ _is_signaled = False
 """True if a signal has arrived since the first StopSignals was opened."""
 
 
+def is_signaled() -> bool:
+    """Return True if a signal stops the program, so that a second one ends the process."""
+    return _is_signaled
+
+
 def _add_listener(signals: StopSignals) -> None:
     _open_signals[signals] = None
     if _is_signaled:

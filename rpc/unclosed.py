@@ -7,6 +7,7 @@ never seen.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import sys
@@ -37,21 +38,26 @@ def watch_network(
     network: object, sessions: Sequence[aiohttp.ClientSession], owner: str
 ) -> weakref.finalize[..., object]:
     """Call `close_unclosed` when the network is garbage-collected or the program ends, unless the
-    returned finalizer is detached.
+    returned finalizer is detached. The sessions belong to the running event loop.
     """
-    return weakref.finalize(network, close_unclosed, sessions, owner, process_id())
+    loop = asyncio.get_running_loop()
+    return weakref.finalize(network, close_unclosed, sessions, loop, owner, process_id())
 
 
-def close_unclosed(sessions: Sequence[aiohttp.ClientSession], owner: str, opened_in: int) -> None:
+def close_unclosed(
+    sessions: Sequence[aiohttp.ClientSession],
+    loop: asyncio.AbstractEventLoop,
+    owner: str,
+    opened_in: int,
+) -> None:
     """
-    Close the sessions, and warn that `owner` was not closed.
+    Close the sessions, which belong to `loop`, and warn that `owner` was not closed.
 
     The warning is logged, because Python does not show ResourceWarning by default.
     """
     if process_id() != opened_in:  # the parent is using the connections
         return
     for session in sessions:
-        loop = session._loop
         if loop.is_running():
             with contextlib.suppress(RuntimeError):  # it has just ended
                 loop.call_soon_threadsafe(_close_soon, session)

@@ -31,7 +31,12 @@ async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PRE
 
 
 async def forget(
-    engine_or_url: EngineOrUrl, subject: str, group: str, *, prefix: str = DEFAULT_PREFIX
+    engine_or_url: EngineOrUrl,
+    subject: str,
+    group: str,
+    *,
+    fences: bool = False,
+    prefix: str = DEFAULT_PREFIX,
 ) -> int:
     """
     Forget which effects of a consumer group are done. The effects of redelivered messages are then
@@ -39,6 +44,11 @@ async def forget(
 
     Call this while the group has no consumers, either before a `group reset` that is meant to
     repeat effects, or after the group or the subject was deleted.
+
+    Args:
+        fences: forget the tokens and the cluster too, so that a group of this name in another
+            cluster can use the tables. Nothing refuses paused handlers of the old group afterwards.
+        prefix: the prefix of the tables' names.
 
     Returns:
         The number of partitions that had effects.
@@ -53,14 +63,16 @@ async def forget(
 
     def work(connection: Connection) -> int:
         tables.check(connection)
-        fences, done_ranges = tables.fences, tables.done_ranges
-        condition = (fences.c.subject == subject) & (fences.c.consumer_group == group)
-        locked = sa.select(fences.c.id).where(condition).with_for_update()
+        table, done_ranges = tables.fences, tables.done_ranges
+        condition = (table.c.subject == subject) & (table.c.consumer_group == group)
+        locked = sa.select(table.c.id).where(condition).with_for_update()
         partitions = len(connection.execute(locked).all())
         # A subquery, because PostgreSQL allows 32,767 parameters and a group has a fence for each
         # partition that it has ever consumed.
-        fence_ids = sa.select(fences.c.id).where(condition)
+        fence_ids = sa.select(table.c.id).where(condition)
         connection.execute(sa.delete(done_ranges).where(done_ranges.c.fence_id.in_(fence_ids)))
+        if fences:
+            connection.execute(sa.delete(table).where(condition))
         return partitions
 
     return await _run(engine_or_url, tables, work)

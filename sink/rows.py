@@ -27,7 +27,13 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from ..protocol.errors import EffectDoneError, InvalidRequestError, LeaseLostError, Reason
+from ..protocol.errors import (
+    EffectDoneError,
+    InvalidRequestError,
+    LeaseLostError,
+    Reason,
+    SchemaError,
+)
 from ..protocol.offsets import Range
 from .done_ranges import offsets_outside, plan_merges, ranges_of
 from .tables import SinkTables
@@ -57,11 +63,29 @@ class Source(NamedTuple):
     """The partition whose lease has the token; for parked messages of an ancestor, this is a child
     partition.
     """
+    cluster_id: str
+    """The identity of the cluster, to which the partitions, offsets and tokens belong."""
 
     @property
     def uses_child_lease(self) -> bool:
         """True if the token belongs to a child partition, whose fence it is compared with."""
         return self.leased_id != self.partition_id
+
+    def check_cluster(self, cluster_id: str, table: str) -> None:
+        """
+        Check that a fence of the group belongs to the cluster of the messages.
+
+        Raises:
+            SchemaError: partition ids, offsets and tokens of this cluster say nothing about those
+                in the table.
+        """
+        if cluster_id != self.cluster_id:
+            raise SchemaError(
+                Reason.SINK_OTHER_CLUSTER,
+                f"table {table} has effects of group {self.group!r} of {self.subject!r} from "
+                f"another cluster ({cluster_id[:8]}…, this is {self.cluster_id[:8]}…)",
+                table=table,
+            )
 
     def fenced_error(self, current_token: int, offset: int) -> LeaseLostError:
         """Return the error for a message whose owner has been replaced."""
@@ -91,7 +115,6 @@ class EffectRows:
 
     def __init__(self, connection: Connection, tables: SinkTables, source: Source) -> None:
         """
-
         Prepare statements for the dialect of the connection's database.
 
         Raises:
@@ -118,14 +141,19 @@ class EffectRows:
 
         Raises:
             LeaseLostError: a newer owner has committed effects.
-            SchemaError: the tables are missing.
+            SchemaError: the tables are missing, or have effects of another cluster.
         """
         fences, done_ranges = self._tables.fences, self._tables.done_ranges
         near_rows = sa.and_(
             done_ranges.c.fence_id == fences.c.id, self._nearby_rows_condition(fences.c.id, offsets)
         )
         query = (
-            sa.select(fences.c.token, done_ranges.c.first_offset, done_ranges.c.next_offset)
+            sa.select(
+                fences.c.cluster_id,
+                fences.c.token,
+                done_ranges.c.first_offset,
+                done_ranges.c.next_offset,
+            )
             .select_from(fences.outerjoin(done_ranges, near_rows))
             .where(self._fence_condition)
             .order_by(done_ranges.c.first_offset)
@@ -135,21 +163,39 @@ class EffectRows:
         except SQLAlchemyError as error:
             raise self._tables.missing_error(error) or error from error
         if not selected_rows:
+            self._check_group()
             return SourceState(0, list(offsets))
-        token = selected_rows[0][0]
+        cluster_id, token, *_ = selected_rows[0]
+        self._source.check_cluster(cluster_id, fences.name)
         if token > self._source.token and not self._source.uses_child_lease:
             raise self._source.fenced_error(token, offsets[0])
-        ranges = [(first, end) for _, first, end in selected_rows if first is not None]
+        ranges = [(first, end) for _, _, first, end in selected_rows if first is not None]
         # several children may have owners
         known_token = 0 if self._source.uses_child_lease else token
         return SourceState(known_token, offsets_outside(ranges, offsets))
+
+    def _check_group(self) -> None:
+        """Check the cluster of the group's other fences. Raises SchemaError."""
+        fences, source = self._tables.fences, self._source
+        query = (
+            sa.select(fences.c.cluster_id)
+            .where(
+                fences.c.subject == source.subject,
+                fences.c.consumer_group == source.group,
+                fences.c.cluster_id != source.cluster_id,
+            )
+            .limit(1)
+        )
+        other_id = self._connection.execute(query).scalar()
+        if other_id is not None:
+            source.check_cluster(other_id, fences.name)
 
     def record(self, state: SourceState) -> int:
         """
         Record the effects of the pending messages in `state` as done, and return the fence's id.
 
         Raises:
-            LeaseLostError, EffectDoneError: this transaction must not commit.
+            LeaseLostError, EffectDoneError, SchemaError: this transaction must not commit.
         """
         offsets, token = state.pending, self._source.token
         if self._source.uses_child_lease:
@@ -196,6 +242,7 @@ class EffectRows:
 
         Raises:
             LeaseLostError: the fence is above our token.
+            SchemaError: the fence belongs to another cluster.
         """
         token = self._source.token
         fence_id, current_token = self._lock_fence(shared=known_token == token)
@@ -296,7 +343,7 @@ class EffectRows:
 
     def _lock_fence(self, *, shared: bool) -> tuple[int, int]:
         """Create the fence if it is missing, lock it until the transaction ends, and return its id
-        and token.
+        and token. Raises SchemaError if it belongs to another cluster.
         """
         fences = self._tables.fences
         if self._dialect == "sqlite":  # only a write locks the database
@@ -304,7 +351,7 @@ class EffectRows:
                 sa.update(fences).where(self._fence_condition).values(token=fences.c.token)
             )
         query = (
-            sa.select(fences.c.id, fences.c.token)
+            sa.select(fences.c.id, fences.c.token, fences.c.cluster_id)
             .where(self._fence_condition)
             .with_for_update(read=shared)
         )
@@ -312,6 +359,7 @@ class EffectRows:
         if row is None:
             self._connection.execute(self._insert_fence())
             row = self._connection.execute(query).one()
+        self._source.check_cluster(row[2], fences.name)
         return row[0], row[1]
 
     def _insert_fence(self) -> Any:
@@ -322,6 +370,7 @@ class EffectRows:
             "consumer_group": source.group,
             "partition_id": source.partition_id,
             "token": 0,
+            "cluster_id": source.cluster_id,
         }
         if self._dialect == "postgresql":
             return postgresql.insert(fences).values(values).on_conflict_do_nothing()

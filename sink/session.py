@@ -83,7 +83,8 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         Raises:
             InvalidRequestError: the session or connection cannot be used, or has no transaction.
             LeaseLostError: a newer owner has committed effects.
-            SchemaError: the tables are missing or have another version.
+            SchemaError: the tables are missing, have another version, or have effects of another
+                cluster.
         """
         if not isinstance(self._target, Session | Connection):
             raise InvalidRequestError(
@@ -360,7 +361,7 @@ def _source_of(message: Message[Any]) -> Source:
     delivery = message.delivery
     assert delivery is not None
     lease_fields = (message.partition_id, message.fencing_token, delivery.leased_id)
-    return Source(message.subject, message.group, *lease_fields)
+    return Source(message.subject, message.group, *lease_fields, delivery.cluster_id)
 
 
 def _connection_of(target: Session | Connection) -> Connection:

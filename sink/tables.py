@@ -1,7 +1,7 @@
 """The tables of fenced effects in the user's database.
 
 keylane_sink           a row for each partition of a consumer group: the highest token with
-                       committed effects
+                       committed effects, and the cluster to which the partition belongs
 keylane_sink_done      disjoint ranges of offsets whose effects are committed: a row for each
                        effect, later merged
 keylane_sink_version   one row: the version of the tables
@@ -18,7 +18,7 @@ from ..protocol.ids import NAME_CHARS_MAX
 from ..user_database.tables import LONG, TABLE_OPTIONS, VersionedTables
 
 DEFAULT_PREFIX = "keylane_sink"
-VERSION = 1
+VERSION = 2
 """The version of the tables' schema."""
 VERSION_ROW = {"id": 1, "version": VERSION}
 
@@ -28,7 +28,6 @@ class SinkTables(VersionedTables):
 
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
         """
-
         Define the tables for a prefix.
 
         Raises:
@@ -49,6 +48,7 @@ class SinkTables(VersionedTables):
             sa.Column("consumer_group", sa.String(NAME_CHARS_MAX), nullable=False),
             sa.Column("partition_id", sa.BigInteger, nullable=False),
             sa.Column("token", sa.BigInteger, nullable=False),
+            sa.Column("cluster_id", sa.String(64), nullable=False),
             sa.UniqueConstraint(
                 "partition_id", "consumer_group", "subject", name=f"{prefix}_by_partition"
             ),

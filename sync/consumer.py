@@ -32,7 +32,7 @@ from ..consumer.settings import ARGUMENT_HINTS, METHOD_HINTS
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import ClosedError, ConfigError, InvalidRequestError
 from ..protocol.http.tls_settings import TlsSettings
-from ..protocol.message import Lease, Message
+from ..protocol.message import NAMED_OTHERWISE, Lease, Message, advise
 from ..protocol.reading.instants import GroupStartOption
 from ..protocol.settings import names_missing_address, refuse_unknown_arguments
 from ..rpc.loop_binding import NonCopyable
@@ -210,6 +210,9 @@ class TakenMessage(Generic[V]):
 _CALLBACKS = ("on_assigned", "on_revoked", "on_lost")
 _HANDLER_SETTINGS = (*_CALLBACKS, "threads", "concurrency", "max_wait_ms")
 """Settings that only a consumer with a handler uses."""
+
+
+advise(TakenMessage, NAMED_OTHERWISE)
 
 
 class SyncConsumer(NonCopyable, Generic[V]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
+from types import TracebackType
 from typing import Any, Generic, Never, Protocol, Self, TypeVar, overload
 
 from ..producer import (
@@ -13,6 +14,7 @@ from ..producer import (
     ProducerSettings,
     ProducerStats,
 )
+from ..producer.sending import refuse_send_argument
 from ..producer.settings import ARGUMENT_HINTS, METHOD_HINTS
 from ..producer.waiting_keys import WaitingMessages
 from ..protocol.codecs.codec import Codec, V
@@ -206,8 +208,14 @@ class SyncProducer(NonCopyable, Generic[V]):
     def __enter__(self) -> Self:
         return self.open()
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(flush=kind is None)
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        leave = partial(self._producer.__aexit__, kind, error, trace)
+        self._thread.close_client(leave, self._exit_hook)
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────
     @overload
@@ -247,6 +255,7 @@ class SyncProducer(NonCopyable, Generic[V]):
         tags: Collection[str] = (),
         queue: int | None = None,
         timeout_ms: int | None = None,
+        **others: Never,
     ) -> SentMessage | ScheduledMessage:
         """
         Queue a message, as `keylane.Producer.send` does, but wait while the queue is full.
@@ -261,6 +270,8 @@ class SyncProducer(NonCopyable, Generic[V]):
                 queued.
             UsageError: this was called by a codec or partitioner of the producer.
         """
+        for name in others:
+            refuse_send_argument(name)
         send: Callable[[], Any] = partial(
             self._producer.send,
             subject,

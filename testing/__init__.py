@@ -8,6 +8,8 @@ cluster.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ..protocol.errors import MissingExtraError
+
 if TYPE_CHECKING:
     from .cluster import VirtualCluster, run
     from .programs import BrokerProgram, ClientProgram, MetaserverProgram, StoryProgram
@@ -27,4 +29,11 @@ if not TYPE_CHECKING:  # lets a type checker report names that are not listed ab
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         home = ".cluster" if name in {"VirtualCluster", "run"} else ".programs"
-        return getattr(import_module(home, __name__), name)
+        try:
+            module = import_module(home, __name__)
+        except ModuleNotFoundError as error:
+            raise MissingExtraError.of(error, "keylane.testing", "testing") from error
+        return getattr(module, name)
+
+    def __dir__() -> list[str]:
+        return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -50,9 +50,7 @@ def keylane_cluster(request: pytest.FixtureRequest) -> Iterator[VirtualCluster]:
     `@pytest.mark.keylane(...)`.
     """
     _check_examples(request.function)
-    from .cluster import (
-        VirtualCluster,  # imported late, because most runs have no cluster
-    )
+    from . import VirtualCluster  # imported late, because most runs have no cluster
 
     options: dict[str, Any] = {}
     for marker in request.node.iter_markers("keylane"):

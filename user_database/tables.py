@@ -44,7 +44,6 @@ class VersionedTables:
         newer: Callable[..., SchemaError],
     ) -> None:
         """
-
         Prepare the metadata for a prefix; subclasses define the tables.
 
         Raises:

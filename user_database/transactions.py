@@ -12,7 +12,7 @@ from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from ..protocol.errors import ConfigError, KeylaneError, StorageError
+from ..protocol.errors import ConfigError, KeylaneError, MissingExtraError, StorageError
 from ..protocol.text import UNREADABLE_URL, url_problem
 from .autocommit import check_transaction
 
@@ -129,6 +129,8 @@ def _create_engine(url: URL | str) -> AsyncEngine | Engine:
         if parsed_url.get_dialect().is_async:
             return create_async_engine(parsed_url)
         return create_engine(parsed_url)
+    except ModuleNotFoundError as error:
+        raise MissingExtraError.of_driver(error) from error
     except (ArgumentError, ImportError, SQLAlchemyError) as error:
         raise ConfigError(f"an engine or the URL of a database is needed: {error}") from error
     except ValueError:  # the error's text may contain part of the password

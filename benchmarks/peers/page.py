@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from peers.durability import Durability
@@ -27,9 +28,12 @@ HEAD = """\
 # Beside others
 
 keylane and other systems, in turns in one run, with the same work on the same machine.
-`make bench-peers` measures; this page and its plot are written from its result by `--write-docs`, so no figure is typed by hand.
+`make bench-peers` measures; `--write-docs` keeps the last run of each kind of machine in [peers.jsonl](peers.jsonl) and writes this page and its plot from them, so no figure is typed by hand.
+What decides a comparison of a Python client with one in C is how fast the machine runs Python, so each run says how long an addition in a loop takes.
 
 """
+SAME_KIND = 1.5
+"""Two machines are of one kind if their times of an addition in a loop differ by less than this."""
 WORK = """\
 ## The work
 
@@ -183,9 +187,64 @@ def conditions_of(result: Mapping[str, Any]) -> str:
     )
 
 
-def page_of(result: Mapping[str, Any]) -> str:
-    """Return the whole page."""
-    systems = result["systems"]
+def loop_ns(result: Mapping[str, Any]) -> float:
+    """Return how long an addition in a loop takes on the machine of a run, in nanoseconds."""
+    return float(result["machine"]["python_loop_ns"])
+
+
+def kept_runs(
+    runs: Sequence[Mapping[str, Any]], result: Mapping[str, Any]
+) -> list[Mapping[str, Any]]:
+    """Return the runs with `result` in place of that of the same kind of machine, the fastest
+    machine first.
+    """
+    new_ns = loop_ns(result)
+    others = [run for run in runs if not 1 / SAME_KIND < loop_ns(run) / new_ns < SAME_KIND]
+    kept = {name: result[name] for name in KEPT}
+    return sorted([*others, kept], key=loop_ns)
+
+
+KEPT = ("machine", "run", "systems", "missing", "failed", "medians")
+"""The parts of a run's result that the page needs."""
+
+
+def behind_lines(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield each figure in which peers with the same or weaker durability are ahead, with the
+    machines on which they are.
+    """
+    if len(runs) == 1:
+        yield from better_lines(runs[0])
+        return
+    lines = [{line.split(" (keylane ")[0]: line for line in better_lines(run)} for run in runs]
+    for what in dict.fromkeys(chain.from_iterable(lines)):
+        for run, found in zip(runs, lines, strict=True):
+            if what in found:
+                yield f"{found[what]}; at {loop_ns(run):.0f} ns"
+
+
+def _section_of(run: Mapping[str, Any]) -> list[str]:
+    """Return the figures of one run."""
+    left_out = [f"* {line}" for line in missing_lines(run["missing"])]
+    failed = [
+        f"* FAILED: {name}, {take}: {why}"
+        for name, takes in run["failed"].items()
+        for take, why in takes.items()
+    ]
+    return [
+        f"### Where an addition takes {loop_ns(run):.0f} ns",
+        "",
+        conditions_of(run),
+        *(["", *left_out] if left_out else []),
+        *(["", *failed] if failed else []),
+        "",
+        table_of(run),
+        "",
+    ]
+
+
+def page_of(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return the whole page; the last run says which systems there are."""
+    systems = runs[-1]["systems"]
     about: list[str] = []
     for name, system in systems.items():
         versions = ", ".join(f"{what} {version}" for what, version in system["versions"].items())
@@ -195,20 +254,12 @@ def page_of(result: Mapping[str, Any]) -> str:
             f"  Versions: {versions}.",
             f"  Settings: {system['settings']}.",
         ]
-    better = list(better_lines(result)) or ["In this run no peer is ahead in any figure."]
-    left_out = [f"* {line}" for line in missing_lines(result["missing"])]
-    failed = [
-        f"* FAILED: {name}, {take}: {why}"
-        for name, takes in result["failed"].items()
-        for take, why in takes.items()
-    ]
+    better = list(behind_lines(runs)) or ["In these runs no peer is ahead in any figure."]
     return "\n".join(
         [
-            HEAD + conditions_of(result),
-            *(["", *left_out] if left_out else []),
-            *(["", *failed] if failed else []),
+            HEAD + f"![How far keylane is ahead of each peer]({PLOT})",
             "",
-            f"![How far keylane is ahead of each peer]({PLOT})",
+            f"The plot is of the machine on which an addition takes {loop_ns(runs[-1]):.0f} ns.",
             "",
             "## Figures",
             "",
@@ -224,8 +275,7 @@ def page_of(result: Mapping[str, Any]) -> str:
                 "left out of the ratio."
             ),
             "",
-            table_of(result),
-            "",
+            *(line for run in runs for line in _section_of(run)),
             "## What each ack promises",
             "",
             "For a server alone on its machine, with a disk.",

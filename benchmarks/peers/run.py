@@ -21,7 +21,7 @@ from typing import Any
 
 from machine import machine
 from peers.figures import OURS, Best, medians_of, ratios_of, spreads_of
-from peers.page import PLOT, durabilities_of, missing_lines, page_of, table_of
+from peers.page import PLOT, durabilities_of, kept_runs, missing_lines, page_of, table_of
 from peers.plot import svg_of
 from peers.systems.base import System
 from peers.turn import QUICK, TAKES, Sizes, turn_of
@@ -39,6 +39,8 @@ SYSTEMS = {
 }
 USUAL = ("keylane", "kafka", "kafka-fsync", "rabbitmq", "nats-fsync", "redis-fsync")
 ROOT = Path(__file__).resolve().parents[2]
+RUNS = ROOT / "docs" / "peers.jsonl"
+"""The last run of each kind of machine, a line each."""
 
 
 def class_of(name: str) -> type[System]:
@@ -160,8 +162,10 @@ def main() -> None:
     for line in missing_lines(result["missing"]):
         print(line)
     if options.write_docs:
-        (ROOT / "docs" / "PEERS.md").write_text(page_of(result))
-        (ROOT / "docs" / PLOT).write_text(svg_of(result))
+        runs = kept_runs([json.loads(line) for line in RUNS.read_text().splitlines()], result)
+        RUNS.write_text("".join(f"{json.dumps(run)}\n" for run in runs))
+        (ROOT / "docs" / "PEERS.md").write_text(page_of(runs))
+        (ROOT / "docs" / PLOT).write_text(svg_of(runs[-1]))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ cold partitions. Pure.
      forgotten: [[name, token], …],
      message_bytes_max,
      holds: [[job, from_offset, ttl_ms], …],
-     hidden]                                        msgpack; later fields come last
+     hidden, cluster_id]                                        msgpack; later fields come last
 
 A group's row ends with [[offset, tries], …] and the image of its parked messages, if there are any,
 followed by [[offset, crashes], …] of begun suspects, if there are any. `removed_unread` is written
@@ -86,6 +86,7 @@ class _Image(msgspec.Struct, frozen=True, array_like=True):
     message_bytes_max: int = 0
     holds: list[HoldBody] = []
     hidden: str = ""
+    cluster_id: str = ""
 
 
 class ProducerRange(NamedTuple):
@@ -173,6 +174,7 @@ def _encode_image(
         facts.message_bytes_max,
         list(hosted.holds.values()),
         facts.hidden,
+        facts.cluster_id,
     ]
     required_count = 0 if producer_range is None else PART_FIELDS
     while len(optional) > required_count and not optional[-1]:
@@ -238,6 +240,7 @@ def decode_partition_part(
         static=decoded.static,
         message_bytes_max=decoded.message_bytes_max,
         hidden=_intern(decoded.hidden),
+        cluster_id=_intern(decoded.cluster_id),
     )
     partition = HostedPartition(facts)
     partition.first_offset = decoded.first_offset

@@ -383,6 +383,7 @@ class Parked:
         if parked_key is None:
             return _noop
         marks = parked_key.failure_marks(source, change.ranges)
+        oldest, failure = next(parked_key.rows(0, 1), None), parked_key.failure
         removed_ranges = [
             range_
             for start, end in change.ranges
@@ -393,8 +394,14 @@ class Parked:
         is_key_removed = not parked_key.messages and is_loose(change.key)
         if is_key_removed:
             del self._keys[change.key]
+        if not is_loose(change.key) and not parked_key.owner_token:
+            # The failure is that of the oldest message; the next one has not been handled yet. An
+            # owner that handles the key without a stored redrive has declared a crash beforehand.
+            is_oldest_removed = oldest is not None and not parked_key.contains(oldest[:2])
+            parked_key.failure = None if is_oldest_removed else failure
 
         def undo() -> None:
+            parked_key.failure = failure
             if is_key_removed:
                 self._keys[change.key] = parked_key
             for start, end in removed_ranges:

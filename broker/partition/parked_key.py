@@ -108,8 +108,14 @@ class ParkedKey:
 
     def contains(self, ref: MessageRef) -> bool:
         """Return True if a message is parked under this key."""
-        offset_ranges = self.offsets_by_source.get(ref[0])
-        return offset_ranges is not None and bool(offset_ranges.intersection(ref[1], ref[1] + 1))
+        return self.intersects(ref[0], ((ref[1], ref[1] + 1),))
+
+    def intersects(self, source: int, ranges: Iterable[Range]) -> bool:
+        """Return True if a message of these ranges is parked under this key."""
+        offset_ranges = self.offsets_by_source.get(source)
+        return offset_ranges is not None and any(
+            offset_ranges.intersection(start, end) for start, end in ranges
+        )
 
     def count_rows(self) -> int:
         """Return the number of ranges, or 1 if there are none."""

@@ -23,7 +23,7 @@ SHARE_HINT = (
 NAMES_HINT = (
     "Quota is reserved for other names. Send it again when some are delivered, cancel some, or "
     "have the limit raised: "
-    "keylane access quota set {!r} --subject --scheduled-bytes N"
+    "keylane access quota set {!r} --for-subjects --scheduled-bytes N"
 )
 
 

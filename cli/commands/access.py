@@ -5,6 +5,7 @@ A token is shown only once, and is never passed as an argument.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
@@ -38,12 +39,22 @@ NameArgument = Annotated[
 ]
 SubjectOption = Annotated[
     bool,
-    Option("--subject", help="NAME is a subject, or the beginning of names followed by '*'."),
+    Option("--for-subjects", help="NAME is a subject, or the beginning of names followed by '*'."),
 ]
 
 
+def show_rows(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], added_by: str
+) -> None:
+    """Show a table, or which command adds its first row."""
+    if rows:
+        show_table(make_table(title, columns, rows))
+    else:
+        show_line(f"no {title}; add one with: {added_by}")
+
+
 # ── tokens ────────────────────────────────────────────────────────────────────────────────────────
-@token_app.add("create")
+@token_app.add("create", shows="..admin:MadeToken")
 @expand_options
 def create_token(
     principal: PrincipalArgument,
@@ -67,7 +78,7 @@ def create_token(
     )
 
 
-@token_app.add("list")
+@token_app.add("list", shows="..admin:TokenList")
 @expand_options
 def list_tokens(principal: OnlyPrincipalArgument = None, *, common: CommonOptions) -> None:
     """Show all tokens by id; the tokens themselves are not stored."""
@@ -75,12 +86,12 @@ def list_tokens(principal: OnlyPrincipalArgument = None, *, common: CommonOption
 
     def show(result: Any) -> None:
         rows = [(row.token_id, row.principal, row.state, row.label) for row in result.tokens]
-        show_table(make_table("tokens", columns, rows))
+        show_rows("tokens", columns, rows, "keylane access token create PRINCIPAL")
 
     common.ask(lambda admin: admin.list_tokens(principal), show)
 
 
-@token_app.add("revoke")
+@token_app.add("revoke", shows="..admin:TokenView")
 @expand_options
 def revoke_token(
     token_id: Annotated[int, Argument(min=1, help="Id, see `keylane access token list`.")],
@@ -129,7 +140,7 @@ def revoke(
     )
 
 
-@access_app.add("list")
+@access_app.add("list", shows="..admin:GrantList")
 @expand_options
 def list_grants(principal: OnlyPrincipalArgument = None, *, common: CommonOptions) -> None:
     """Show all rights by principal."""
@@ -140,12 +151,12 @@ def list_grants(principal: OnlyPrincipalArgument = None, *, common: CommonOption
             (row.principal, row.grant.right.value, row.grant.subject, row.grant.group)
             for row in result.grants
         ]
-        show_table(make_table("rights", columns, rows))
+        show_rows("rights", columns, rows, "keylane access grant PRINCIPAL RIGHT")
 
     common.ask(lambda admin: admin.list_grants(principal), show)
 
 
-@access_app.add("check")
+@access_app.add("check", shows="..admin:Decision")
 @expand_options
 def check(
     principal: PrincipalArgument,
@@ -201,7 +212,8 @@ def set_quota(
     subject: SubjectOption = False,
     common: CommonOptions,
 ) -> None:
-    """Set the limits of a principal at each server or, with --subject, of subjects at each broker.
+    """Set the limits of a principal at each server or, with --for-subjects, those of subjects at
+    each broker.
 
     The new limits replace all earlier ones.
     """
@@ -225,14 +237,14 @@ def set_quota(
 def unset_quota(
     name: NameArgument, *, subject: SubjectOption = False, common: CommonOptions
 ) -> None:
-    """Remove the limits of a principal or, with --subject, of subjects."""
+    """Remove the limits of a principal or, with --for-subjects, of subjects."""
     common.ask(
         lambda admin: admin.unset_quota(name, kind="subject" if subject else "principal"),
         lambda _: show_line(f"{name} is not limited"),
     )
 
 
-@quota_app.add("list")
+@quota_app.add("list", shows="..admin:QuotaList")
 @expand_options
 def list_quotas(*, common: CommonOptions) -> None:
     """Show all limits; 0 means no limit."""
@@ -253,13 +265,13 @@ def list_quotas(*, common: CommonOptions) -> None:
             )
             for row in result.quotas
         ]
-        show_table(make_table("quotas", columns, rows))
+        show_rows("quotas", columns, rows, "keylane access quota set NAME")
 
     common.ask(lambda admin: admin.list_quotas(), show)
 
 
 # ── the audit log ─────────────────────────────────────────────────────────────────────────────────
-@access_app.add("audit")
+@access_app.add("audit", shows="..admin:AuditPage")
 @expand_options
 def show_audit(
     *,
@@ -279,7 +291,7 @@ def show_audit(
         int | None, Option(min=1, help="Only events older than the one with this id.")
     ] = None,
     limit: Annotated[
-        int, Option("-n", min=1, max=500, help="Show at most this many events.")
+        int, Option("--limit", "-n", min=1, max=500, help="Show at most this many events.")
     ] = 100,
     common: CommonOptions,
 ) -> None:
@@ -329,6 +341,6 @@ def _show_audit(page: Any) -> None:
                 event.server,
             )
         )
-    show_table(make_table("audit log", columns, rows))
+    show_table(make_table("audit log" if rows else "no such events", columns, rows))
     if page.before is not None:
         show_line(f"older ones: --before {page.before}")

@@ -1,5 +1,4 @@
-"""Deletes subjects and consumer groups: asks for confirmation, starts the deletion, and shows its
-progress.
+"""Deletes subjects and consumer groups: starts the deletion, and shows its progress.
 
 The metaserver does the work even if the command is interrupted; repeating the command shows the
 progress.
@@ -8,13 +7,12 @@ progress.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
 
-import click
-
 from ...admin import Admin, GroupDeletion, SubjectDeletion
+from ...protocol.errors import SubjectDeletedError, SubjectUnknownError
 from ...protocol.text import counted
+from ..confirmation import confirm
 from ..connection import open_admin
 from ..options import OutputFormat
 from ..screen import show_data, show_line
@@ -24,19 +22,6 @@ POLL_SECONDS = 0.1
 Deletion = SubjectDeletion | GroupDeletion
 
 
-def will_ask(*, yes: bool) -> bool:
-    """Return True if `confirm` will ask, which it does on a terminal without --yes."""
-    return not yes and sys.stdin.isatty()
-
-
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask the user for confirmation, and exit with status 1 if they decline. Does not ask if `yes`
-    is set or standard input is not a terminal.
-    """
-    if will_ask(yes=yes):
-        click.confirm(question, abort=True, err=True)
-
-
 async def delete(
     meta: str,
     output: OutputFormat,
@@ -44,6 +29,7 @@ async def delete(
     request_deletion: Callable[[Admin, int], Awaitable[Deletion]],
     *,
     wait: bool,
+    question: Callable[[Admin], Awaitable[str]] | None = None,
 ) -> None:
     """
     Start a deletion and show its progress until it is done.
@@ -53,9 +39,18 @@ async def delete(
         request_deletion: calls the admin client. Its second argument is the id returned by the
             previous call, initially 0.
         wait: return only after the deletion is done.
+        question: returns what the user has to confirm first; "" if there is nothing to confirm.
+
+    Raises:
+        ConfigError: a question must be confirmed, and standard input is not a terminal.
     """
     last_problem = ""
     async with open_admin(meta) as admin:
+        if question is not None:
+            with showing(f"waiting for {meta}"):
+                text = await question(admin)
+            if text:
+                confirm(text, yes=False, required=True)
         with showing(f"waiting for {meta}"):
             view = await request_deletion(admin, 0)
         with showing(lambda: _progress_text(label, view)):
@@ -69,6 +64,26 @@ async def delete(
         show_data(output, view)
     else:
         show_line(_progress_text(label, view))
+
+
+async def subject_question(admin: Admin, subject: str) -> str:
+    """Return the question whether a subject is to be deleted, with what is deleted; "" if it does
+    not exist, or is being deleted already.
+    """
+    try:
+        description, groups = await asyncio.gather(
+            admin.describe_subject(subject), admin.list_groups(subject)
+        )
+    except (SubjectUnknownError, SubjectDeletedError):
+        return ""
+    counts = [
+        each.next_offset - each.first_offset
+        for each in description.partitions
+        if each.next_offset is not None and each.first_offset is not None
+    ]
+    at_least = "at least " * (len(counts) < len(description.partitions))
+    messages, group_count = counted(sum(counts), "message"), counted(len(groups), "consumer group")
+    return f"Delete subject {subject} with {at_least}{messages} and {group_count}?"
 
 
 def _deleted_id(view: Deletion) -> int:

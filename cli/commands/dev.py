@@ -23,7 +23,7 @@ from ...rpc.listening import check_free, check_port
 from ...rpc.program import Stop, announce_stop, print_line, run_program
 from ..connection import open_admin, wait_for_brokers
 from ..options import META_DEFAULT, OutputFormat
-from ..screen import show_data, show_error
+from ..screen import show_data, show_error, show_line
 from ..status import showing
 
 BROKERS_DEFAULT = 2
@@ -88,8 +88,15 @@ async def _start_cluster(
             f"{counted(brokers, 'broker')}",
             port=port,
         )
-    for number in range(brokers + 1 if port else 0):
-        check_free("127.0.0.1", port + number)
+    try:
+        for number in range(brokers + 1 if port else 0):
+            check_free("127.0.0.1", port + number)
+    except AddressError as error:
+        error.hint = (
+            f"The metaserver and {counted(brokers, 'broker')} use the ports {port} to "
+            f"{port + brokers}: choose others with --port, or --port 0 for any free ones."
+        )
+        raise
     prepare_data(data)
     network = HttpNetwork()
     stack.push_async_callback(network.close)
@@ -166,6 +173,12 @@ def run_dev(
         The exit status: 1 if the cluster could not start, otherwise 0.
     """
     status = 0
+    count = broker_count(data, brokers)
+    if brokers is not None and count > brokers:
+        show_line(
+            f"{data} has {count} brokers: all of them run, although --brokers is {brokers}",
+            errors=True,
+        )
 
     async def serve(stop: asyncio.Event) -> None:
         nonlocal status
@@ -178,7 +191,7 @@ def run_dev(
                         stack,
                         data,
                         port,
-                        brokers=broker_count(data, brokers),
+                        brokers=count,
                         subjects=subjects,
                         auto_create=auto_create,
                     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ...protocol.clock import SystemClock
 from ...protocol.errors import ConfigError
@@ -13,6 +14,7 @@ from ...protocol.reading.instants import parse_ago_ms
 from ...protocol.routing import ConsumeStrategy
 from ...protocol.text import counted, listed, parse_number
 from ..answer import CommonOptions, expand_options
+from ..confirmation import confirm, will_ask
 from ..groups import CommandGroup
 from ..options import (
     AllPartitionsOption,
@@ -28,7 +30,7 @@ from ..options import (
     parse_time,
 )
 from ..parameters import Argument, Option
-from ..screen import make_table, show_line, show_table
+from ..screen import make_table, run, show_line, show_table
 
 if TYPE_CHECKING:
     from ...admin import Admin, GroupDescription, GroupSettings, GroupSummary
@@ -44,7 +46,7 @@ ClientOption = Annotated[
 ]
 
 
-@group_app.add("describe")
+@group_app.add("describe", shows=".commands.group_description:DescribedGroup")
 @expand_options
 def group_describe(
     subject: SubjectArgument,
@@ -59,7 +61,7 @@ def group_describe(
     common.run(describe_group, subject=subject, group=group, all_partitions=all_partitions)
 
 
-@group_app.add("list")
+@group_app.add("list", shows="..admin:GroupSummary")
 @expand_options
 def group_list(subject: SubjectArgument, *, common: CommonOptions) -> None:
     """List the consumer groups of a subject, with their strategies."""
@@ -72,7 +74,7 @@ def group_list(subject: SubjectArgument, *, common: CommonOptions) -> None:
     common.ask(lambda admin: admin.list_groups(subject), show)
 
 
-@group_app.add("switch")
+@group_app.add("switch", shows="..admin:GroupView")
 @expand_options
 def group_switch(
     subject: SubjectArgument,
@@ -97,7 +99,7 @@ def group_switch(
 
 
 # ── settings ──────────────────────────────────────────────────────────────────────────────────────
-@group_app.add("create")
+@group_app.add("create", shows="..admin:GroupSettings")
 @expand_options
 def group_create(
     subject: SubjectArgument,
@@ -137,7 +139,7 @@ def group_create(
     )
 
 
-@group_app.add("set")
+@group_app.add("set", shows="..admin:GroupSettings")
 @expand_options
 def group_set(
     subject: SubjectArgument,
@@ -195,7 +197,7 @@ def group_set(
     )
 
 
-@group_app.add("suspend")
+@group_app.add("suspend", shows="..admin:GroupSettings")
 @expand_options
 def group_suspend(
     subject: SubjectArgument,
@@ -231,7 +233,7 @@ def group_suspend(
         )
 
 
-@group_app.add("resume")
+@group_app.add("resume", shows="..admin:GroupSettings")
 @expand_options
 def group_resume(
     subject: SubjectArgument,
@@ -251,7 +253,7 @@ def _show_settings(settings: GroupSettings) -> None:
         show_line(line)
 
 
-@group_app.add("delete")
+@group_app.add("delete", shows="..admin:GroupDeletion")
 @expand_options
 def group_delete(
     subject: SubjectArgument,
@@ -265,7 +267,7 @@ def group_delete(
     """Delete a consumer group and its progress; repeat the command to see the deletion's
     progress.
     """
-    from .deletion import confirm, delete
+    from .deletion import delete
 
     confirm(f"Delete group {group} of {subject} with its progress?", yes=yes)
     common.run(
@@ -277,7 +279,7 @@ def group_delete(
 
 
 # ── reset ─────────────────────────────────────────────────────────────────────────────────────────
-@group_app.add("reset")
+@group_app.add("reset", shows="..admin:GroupReset ..admin:CanceledReset")
 @expand_options
 def group_reset(
     subject: SubjectArgument,
@@ -298,6 +300,7 @@ def group_reset(
     dry_run: DryRunOption = False,
     live: LiveOption = False,
     cancel: CancelOption = False,
+    yes: YesOption = False,
     queue: Annotated[
         int | None, Option(min=0, help="Only this logic queue, of a static subject.")
     ] = None,
@@ -312,7 +315,7 @@ def group_reset(
     common: CommonOptions,
 ) -> None:
     """Set the cursors of a group without live consumers, or with --live; run it again to finish an
-    interrupted reset.
+    interrupted reset. If it skips messages, it asks on a terminal.
     """
     if cancel:
         if (to, shift, queue, partition) != (None,) * 4 or dry_run or live:
@@ -334,8 +337,9 @@ def group_reset(
         target, offset, at_ms = parse_target(to, now_ms=SystemClock.wall_ms())
     verb = "would be set" if dry_run else "was set"
     target_text = f"to {to}" if to is not None else f"by {shift:+}"
-    common.ask(
-        lambda admin: admin.reset_group(
+
+    async def reset(admin: Admin, *, dry_run: bool) -> GroupReset:
+        return await admin.reset_group(
             subject,
             group,
             target,
@@ -346,8 +350,40 @@ def group_reset(
             shift=shift,
             dry_run=dry_run,
             live=live,
-        ),
+        )
+
+    if not dry_run and will_ask(yes=yes):
+        run(common.output, _confirm_skipped(common.meta, partial(reset, dry_run=True)))
+    common.ask(
+        partial(reset, dry_run=dry_run),
         partial(_show_reset, title=f"{group} on {subject} {verb} {target_text}", dry_run=dry_run),
+    )
+
+
+async def _confirm_skipped(
+    meta: str, plan: Callable[[Admin], Coroutine[Any, Any, GroupReset]]
+) -> None:
+    """Ask for confirmation if a reset would move cursors past messages that are not acked."""
+    from ..connection import open_admin
+
+    async with open_admin(meta) as admin:
+        planned = await plan(admin)
+    if skipped := count_skipped(planned):
+        confirm(
+            f"Skip up to {counted(skipped, 'message')} of {planned.subject}, which no consumer of "
+            f"{planned.group} will handle?",
+            yes=False,
+        )
+
+
+def count_skipped(planned: GroupReset) -> int:
+    """Return the number of messages between the present cursors and later ones; those that were
+    acked above a cursor count too.
+    """
+    return sum(
+        max(cursor.cursor - cursor.before, 0)
+        for cursor in planned.cursors
+        if cursor.before is not None
     )
 
 

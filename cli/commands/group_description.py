@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
+from ...admin import GroupDescription
 from ...consumer import QueueProgress, QueueReader
 from ...protocol.errors import ConflictError, KeylaneError, Reason
-from ...protocol.groups import GroupSettings
+from ...protocol.groups import FailurePolicy, GroupPolicy, GroupSettings
 from ...protocol.routing import ConsumeStrategy, PartitionState
 from ...protocol.text import counted, format_seconds, listed
 from ..connection import open_admin
@@ -23,12 +24,18 @@ from .operations import max_loss_text
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ...admin import EndedMember, GroupDescription, PartitionProgress
+    from ...admin import EndedMember, PartitionProgress
     from ...protocol.progress import PendingReset
 
 OWNER_CHARS_MAX = 22
 ENDED_SHOWN_MS = 3_600_000
 """How long, in milliseconds, the death of a member is shown while other members are running."""
+
+
+class DescribedGroup(GroupDescription, frozen=True, kw_only=True):
+    """A consumer group with its progress on the logic queues of a static subject."""
+
+    queues: list[QueueProgress]
 
 
 async def describe_group(
@@ -39,23 +46,17 @@ async def describe_group(
 
     A table omits sealed partitions that the group has drained, unless `all_partitions` is set.
     """
-    sealed: set[int] = set()
     async with open_admin(meta) as admin:
         with showing(f"asking the brokers of {subject}"):
             description = await admin.describe_group(subject, group)
-        if not all_partitions and output is OutputFormat.TABLE:
-            history = (entry.partition for entry in (await admin.history(subject)).partitions)
-            sealed = {
-                partition.partition_id
-                for partition in history
-                if partition.state is PartitionState.SEALED
-            }
     queues = await _queue_progress(meta, subject, group)
     if output is not OutputFormat.TABLE:
-        show_data(output, {**asdict(description), "queues": queues})
+        show_data(output, DescribedGroup(**asdict(description), queues=queues))
         return
     visible = [
-        partition for partition in description.partitions if not _is_drained(partition, sealed)
+        partition
+        for partition in description.partitions
+        if all_partitions or not _is_drained(partition)
     ]
     show_table(_partition_table(description, visible))
     show_omitted(len(description.partitions) - len(visible))
@@ -85,7 +86,14 @@ async def describe_group(
                 "the next consumer handles them one at a time, for up to 30 s"
             )
         if partition.failing:
-            for line in failing_lines(subject, group, partition.partition_id, partition.failing):
+            for line in failing_lines(
+                subject,
+                group,
+                partition.partition_id,
+                partition.failing,
+                policy=None if description.settings is None else description.settings.policy,
+                owned=partition.owner is not None,
+            ):
                 show_line(line)
 
 
@@ -187,10 +195,10 @@ async def _queue_progress(meta: str, subject: str, group: str) -> list[QueueProg
     return [result for result in results if isinstance(result, QueueProgress)]
 
 
-def _is_drained(partition: PartitionProgress, sealed: Collection[int]) -> bool:
+def _is_drained(partition: PartitionProgress) -> bool:
     """Return True if the partition is sealed and the group has acked all of its messages."""
     return (
-        partition.partition_id in sealed
+        partition.state is PartitionState.SEALED
         and partition.lag == 0
         and partition.owner is None
         and not (partition.parked or partition.retrying or partition.failing or partition.suspects)
@@ -198,9 +206,11 @@ def _is_drained(partition: PartitionProgress, sealed: Collection[int]) -> bool:
 
 
 def _partition_table(group: GroupDescription, visible: Sequence[PartitionProgress]) -> Table:
+    sealed = any(partition.state is PartitionState.SEALED for partition in visible)
     columns: tuple[str, ...] = (
         "id#",
         "partition",
+        *(("state",) if sealed else ()),
         "owner",
         "token#",
         "ttl#",
@@ -216,6 +226,7 @@ def _partition_table(group: GroupDescription, visible: Sequence[PartitionProgres
         (
             partition.partition_id,
             partition.name,
+            *((partition.state,) if sealed else ()),
             _shorten_owner(partition.owner),
             partition.token,
             None if partition.expires_in_ms is None else f"{partition.expires_in_ms / 1000:.1f} s",
@@ -255,6 +266,22 @@ def _shorten_owner(owner: str | None) -> str | None:
     return f"{owner[: half - 1]}…{owner[-half:]}"
 
 
+def policy_notes(policy: GroupPolicy) -> list[str]:
+    """Return a line for each stored setting that has no effect, or only for some consumers."""
+    unused = [
+        *(["tries max"] if policy.tries_max is not None else []),
+        *(["when full"] if policy.on_full is not None else []),
+    ]
+    if not unused or policy.on_failure not in {None, FailurePolicy.BLOCK}:
+        return []
+    verb = "has" if len(unused) == 1 else "have"
+    names = " and ".join(unused)
+    if policy.on_failure is FailurePolicy.BLOCK:
+        return [f"{names} {verb} no effect: block retries a failing message for ever"]
+    line = f"{names} {verb} no effect on consumers that block, the default of a strict subject"
+    return [f"{line}: store --on-failure park or dead too, unless their code says so"]
+
+
 def settings_lines(settings: GroupSettings) -> list[str]:
     """Format a group's stored settings as lines of text."""
     policy = settings.policy
@@ -271,6 +298,7 @@ def settings_lines(settings: GroupSettings) -> list[str]:
         f"{settings.group} on {settings.subject}: {settings.strategy}, began at {settings.start}",
         f"stored policy: {', '.join(fields) or 'none; each consumer uses its own settings'}",
     ]
+    lines += policy_notes(policy)
     if settings.unstarted:
         ids = ", ".join(map(str, settings.unstarted))
         lines.append(f"its start is not stored yet by the brokers of partitions {ids}")

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 from ...protocol.errors import ConfigError, InputError, InvalidRequestError, MessageTooLargeError
 from ...protocol.http.message_json import read_message
 from ...protocol.limits import MESSAGE_BYTES_MAX
+from ...protocol.text import printable
 
 LINE_BYTES_MAX = 8 * MESSAGE_BYTES_MAX
 """Maximum length of a line in bytes, which fits the largest message as JSON with every byte
@@ -68,7 +69,11 @@ def parse_line(line: bytes, form: LineFormat) -> OutgoingMessage:
         return OutgoingMessage(key, value)
     if not form.keyless:
         problem = "no key before the separator" if separator else "no separator, so no key"
-        raise InvalidRequestError(f"{problem}; --keyless sends such lines without order")
+        expected = form.separator.decode(errors="backslashreplace")
+        raise InvalidRequestError(
+            f"{problem}; --keyless sends such lines without order; a line with a key is "
+            f"KEY{printable(expected)}VALUE"
+        )
     return OutgoingMessage(b"", value if separator else line)
 
 

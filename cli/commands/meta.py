@@ -30,7 +30,7 @@ UrlOption = Annotated[
 ]
 
 
-@meta_app.add("verify")
+@meta_app.add("verify", shows="..admin:Verification")
 @expand_options
 def meta_verify(*, common: CommonOptions) -> None:
     """Compare the database with the brokers; exit status 1 if a check finds a violation."""
@@ -61,7 +61,7 @@ def _show_verification(verification: Verification) -> None:
             show_line(f"{check.code} {check.name}: … and {hidden} more")
 
 
-@meta_app.add("rebuild")
+@meta_app.add("rebuild", shows=".commands.metaserver_database:RebuiltFields")
 def meta_rebuild(
     *,
     broker: Annotated[
@@ -112,7 +112,7 @@ def meta_rebuild(
     run(output, rebuilding)
 
 
-@meta_app.add("backup")
+@meta_app.add("backup", shows="..metaserver.backup.file:BackupHead")
 def meta_backup(
     *,
     file: Annotated[Path, Argument(metavar="FILE", help="New file.")],
@@ -126,7 +126,7 @@ def meta_backup(
     run(output, backup(data, database_url, file, output))
 
 
-@meta_app.add("restore")
+@meta_app.add("restore", shows=".commands.metaserver_database:RestoredDatabase")
 def meta_restore(
     *,
     file: Annotated[Path, Argument(metavar="FILE", help="File of keylane meta backup.")],
@@ -140,7 +140,7 @@ def meta_restore(
     run(output, restore(data, database_url, file, output))
 
 
-@meta_app.add("migrate")
+@meta_app.add("migrate", shows=".commands.metaserver_database:MigratedDatabase")
 def meta_migrate(
     data: DataOption = None,
     database_url: UrlOption = None,

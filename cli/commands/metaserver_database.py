@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from ...metaserver.backup.service import backup_database, restore_database
 from ...metaserver.rebuild.rights import ImportedRights
@@ -27,6 +27,8 @@ from ...metaserver.sql.migrate import HEAD
 from ...protocol.address import parse_addresses
 from ...protocol.clock import SystemClock
 from ...protocol.errors import ConfigError, Reason
+from ...protocol.operations import OperationState
+from ...protocol.routing import OrderStrategy
 from ...protocol.text import counted, listed, mask_password
 from ...rpc.http_network import client_network
 from ..options import OutputFormat
@@ -158,7 +160,47 @@ def _rights_line(rights: ImportedRights | None, source: str | None) -> str:
     return RIGHTS_IMPORTED.format(mask_password(source), *counts)
 
 
-def _subject_fields(subject: RebuiltSubject) -> dict[str, Any]:
+class GroupFields(TypedDict):
+    """A consumer group of a rebuilt subject, as JSON."""
+
+    group: str
+    last_token: int
+
+
+class LostFields(TypedDict):
+    """A lost partition of a rebuilt subject, as JSON."""
+
+    partition_id: int
+    unread_by: list[str]
+
+
+class RebuiltFields(TypedDict):
+    """A rebuilt subject, as JSON."""
+
+    subject: str
+    order_strategy: OrderStrategy
+    partitions: int
+    groups: list[GroupFields]
+    operation: OperationState | None
+    gone: list[LostFields]
+
+
+class MigratedDatabase(TypedDict):
+    """A database with the schema of this program, as JSON."""
+
+    database: str
+    revision: str
+
+
+class RestoredDatabase(TypedDict):
+    """What a backup restored, as JSON."""
+
+    rows: int
+    cluster: str
+    program: str
+
+
+def _subject_fields(subject: RebuiltSubject) -> RebuiltFields:
     """Return a rebuilt subject as JSON fields."""
     unfinished = [each.state for each in (subject.operation, *subject.fences) if each is not None]
     return {
@@ -191,7 +233,7 @@ async def migrate(data: Path | None, database_url: str | None, output: OutputFor
     ) as database:
         name = database.name
     if output is not OutputFormat.TABLE:
-        show_data(output, {"database": name, "revision": HEAD})
+        show_data(output, MigratedDatabase(database=name, revision=HEAD))
     else:
         show_line(f"{name}: the schema is at revision {HEAD}")
 
@@ -237,6 +279,7 @@ async def restore(
     settings = database_settings(data, database_url)
     head, rows = await restore_database(settings, backup_content(file), str(file))
     if output is not OutputFormat.TABLE:
-        show_data(output, {"rows": rows, "cluster": head.cluster, "program": head.program})
+        restored = RestoredDatabase(rows=rows, cluster=head.cluster, program=head.program)
+        show_data(output, restored)
         return
     show_line(f"{rows} rows are restored. Start the metaserver, then: keylane meta verify")

@@ -22,12 +22,12 @@ from ...admin import (
 )
 from ...protocol.errors import UnreachableError
 from ...protocol.text import counted
+from ..confirmation import confirm, will_ask
 from ..connection import open_admin
 from ..failing import failing_lines
 from ..options import OutputFormat
 from ..screen import make_table, run, show_data, show_line, show_table
 from ..status import showing
-from .deletion import confirm, will_ask
 
 POLL_SECONDS = 0.1
 
@@ -214,6 +214,12 @@ def _show_children(view: OperationView, state: str) -> None:
         show_line(f"declared as reordered: what is left in {_join_ids(view.reordered)}")
 
 
+class ListedOperation(OperationView, frozen=True, kw_only=True):
+    """An operation with the partitions that it sealed and groups have not drained."""
+
+    undrained: list[UndrainedPartition]
+
+
 async def list_operations(meta: str, output: OutputFormat, subject: str) -> None:
     """Show a subject's operations, newest first, and the sealed partitions that groups have not
     fully acked.
@@ -221,6 +227,10 @@ async def list_operations(meta: str, output: OutputFormat, subject: str) -> None
     async with open_admin(meta) as admin:
         operations = await admin.list_operations(subject)
         undrained = await admin.undrained(subject) if operations else []
+        failing_groups = {each.group for each in undrained if each.group and each.failing}
+        descriptions = {
+            group: await admin.describe_group(subject, group) for group in sorted(failing_groups)
+        }
     undrained_by_id = {
         view.operation_id: _undrained_partitions(view, undrained) for view in operations
     }
@@ -228,7 +238,7 @@ async def list_operations(meta: str, output: OutputFormat, subject: str) -> None
         show_data(
             output,
             [
-                {**asdict(view), "undrained": undrained_by_id[view.operation_id]}
+                ListedOperation(**asdict(view), undrained=undrained_by_id[view.operation_id])
                 for view in operations
             ],
         )
@@ -255,8 +265,15 @@ async def list_operations(meta: str, output: OutputFormat, subject: str) -> None
     show_table(make_table(title, columns, rows))
     for partition in undrained:
         if partition.group is not None and partition.failing is not None:
+            description = descriptions[partition.group]
+            owners = {each.partition_id: each.owner for each in description.partitions}
             for line in failing_lines(
-                subject, partition.group, partition.partition_id, partition.failing
+                subject,
+                partition.group,
+                partition.partition_id,
+                partition.failing,
+                policy=None if description.settings is None else description.settings.policy,
+                owned=owners.get(partition.partition_id) is not None,
             ):
                 show_line(line)
 

@@ -69,18 +69,19 @@ class OutboxOptions:
 
 
 # ── outbox status ─────────────────────────────────────────────────────────────────────────────────
-@outbox_app.add("status")
+@outbox_app.add("status", shows=".commands.outbox_status:StatusFields")
 @expand_options
 def outbox_status(*, options: OutboxOptions) -> None:
     """Show how many rows wait, the age of the oldest, why rows failed or were refused, and which
     process sends.
     """
     from ...outbox import outbox_status as read_status
+    from .outbox_status import status_fields
 
     async def work() -> None:
         status = await options.call(read_status)()
         if options.output is not OutputFormat.TABLE:
-            show_data(options.output, _status_fields(status))
+            show_data(options.output, status_fields(status))
         else:
             _show_status(status, options.prefix)
 
@@ -110,7 +111,9 @@ def _show_status(status: OutboxStatus, prefix: str) -> None:
         counted(status.refused, "refused row"),
         [(row.id, row.subject, row.key, row.refusal) for row in status.refused_rows],
     )
-    if not status.owner:
+    if not status.owner and not any(each.waiting + each.recorded for each in status.subjects):
+        show_line("nothing is to be sent: an open outbox takes the lease when a message waits")
+    elif not status.owner:
         show_line("no process sends: the lease is free")
     elif status.lease_left_ms:
         show_line(f"{printable(status.owner)} sends")
@@ -128,31 +131,8 @@ def _show_row_list(title: str, row_list: list[tuple[int, str, bytes, str]]) -> N
         show_table(make_table(f"{title}, the first {len(rows)}", ROW_COLUMNS, rows))
 
 
-def _status_fields(status: OutboxStatus) -> dict[str, object]:
-    return {
-        "rows": status.rows,
-        "failed": status.failed,
-        "refused": status.refused,
-        "oldest_age_ms": status.oldest_age_ms,
-        "owner": status.owner,
-        "lease_left_ms": status.lease_left_ms,
-        "subjects": [
-            {name: getattr(each, name) for name in each.__struct_fields__}
-            for each in status.subjects
-        ],
-        "failed_rows": [
-            {"id": row.id, "subject": row.subject, "key": key_digest(row.key), "why": row.failure}
-            for row in status.failed_rows
-        ],
-        "refused_rows": [
-            {"id": row.id, "subject": row.subject, "key": key_digest(row.key), "why": row.refusal}
-            for row in status.refused_rows
-        ],
-    }
-
-
 # ── outbox redrive ────────────────────────────────────────────────────────────────────────────────
-@outbox_app.add("redrive")
+@outbox_app.add("redrive", shows="..outbox:RowChange")
 @expand_options
 def outbox_redrive(*, options: OutboxOptions) -> None:
     """Send failed and refused rows again; a failed row that was stored is then stored twice."""
@@ -180,13 +160,13 @@ def _show_change(
     output: OutputFormat, change: RowChange, singular_verb: str, plural_verb: str
 ) -> None:
     if output is not OutputFormat.TABLE:
-        show_data(output, {state: getattr(change, state) for state in change.__struct_fields__})
+        show_data(output, change)
     else:
         show_line(f"{_count_text(change)} {singular_verb if change.rows == 1 else plural_verb}")
 
 
 # ── outbox purge ──────────────────────────────────────────────────────────────────────────────────
-@outbox_app.add("purge")
+@outbox_app.add("purge", shows="..outbox:RowChange")
 @expand_options
 def outbox_purge(
     *,
@@ -236,7 +216,7 @@ async def _purge(
     options: OutboxOptions, meta: str, *, waiting: bool, force: bool, yes: bool
 ) -> None:
     """Count and show the rows before deleting them, asking for confirmation on a terminal."""
-    from .deletion import confirm, will_ask
+    from ..confirmation import confirm, will_ask
 
     purge = _select_purge(options, meta, waiting=waiting, force=force, yes=yes)
     change = await purge(dry_run=True)

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypedDict
 
 import msgspec
 
@@ -46,7 +46,7 @@ from .rows import CsvTable, Ndjson, guess_format
 PendingSend = SendFuture | ScheduledFuture
 CLOCK = SystemClock()
 IN_FLIGHT_MAX = 10_000
-RECEIPT_FIELDS = ("line", *Receipt.__struct_fields__, *ScheduledReceipt.__struct_fields__)
+TYPED_LINE = "reading messages from standard input, one per line; Ctrl-D ends"
 INTERRUPT_FLUSH_S = 5.0
 """How many seconds queued messages have to be stored after an interrupt."""
 
@@ -67,6 +67,12 @@ class SendOptions:
     headers: Sequence[str] = ()
     deliver_at: str | None = None
     delay_s: float | None = None
+
+
+class InputLine(TypedDict, total=False):
+    """The number of the line of a message in the input, as JSON; a receipt follows."""
+
+    line: int
 
 
 class SendInput(NamedTuple):
@@ -109,8 +115,8 @@ class ReceiptTally:
             self._duplicates += receipt.duplicate == "possible"
             self._partitions.add(receipt.partition_id)
         if self._output is not OutputFormat.TABLE:
-            line_field = {} if line is None else {"line": line}
-            show_row(self._output, line_field | msgspec.structs.asdict(receipt))
+            line_field: InputLine = {} if line is None else {"line": line}
+            show_row(self._output, {**line_field, **msgspec.structs.asdict(receipt)})
             sys.stdout.flush()
 
     @property
@@ -156,11 +162,10 @@ async def produce(meta: str, output: OutputFormat, options: SendOptions) -> None
         KeylaneError: the value was not stored, or an option is invalid.
     """
     check_name("subject", options.subject)
-    if output.template is not None:
-        output.template.check(RECEIPT_FIELDS)
     source = _build_input(options)
     ranges = [] if options.lines is None else parse_ranges(options.lines)
     tally = ReceiptTally(output)
+    is_typed = options.value is None and options.file is None and sys.stdin.isatty()
     with contextlib.ExitStack() as files:
         stream = sys.stdin.buffer if options.file is None else _open_file(options.file, files)
         async with Producer(meta, wait_s=WAIT_S.get()) as producer:
@@ -170,9 +175,12 @@ async def produce(meta: str, output: OutputFormat, options: SendOptions) -> None
             else:
                 name = STANDARD_INPUT if options.file is None else str(options.file)
                 lines = partial(numbered_lines, stream, records=source.records, name=name)
-                await _LineSender(producer, tally, options.subject, source, lines).run(
-                    ranges, output
+                if is_typed:
+                    print(TYPED_LINE, file=sys.stderr, flush=True)
+                sender = _LineSender(
+                    producer, tally, options.subject, source, lines, is_typed=is_typed
                 )
+                await sender.run(ranges, output)
             tally.close()
 
 
@@ -266,7 +274,11 @@ class _LineSender:
         subject: str,
         source: SendInput,
         lines: Callable[[Sequence[tuple[int, int | None]]], AsyncIterator[tuple[int, bytes]]],
+        *,
+        is_typed: bool,
     ) -> None:
+        self._is_typed = is_typed
+        """True if a person types the lines, which cannot be read again."""
         self._producer = producer
         self._tally = tally
         self._subject = subject
@@ -283,6 +295,10 @@ class _LineSender:
         """The error of the line that failed first."""
         self._may_be_stored = False
         """True if a failed line may have been stored."""
+        self._signaled = asyncio.Event()
+        """Set by the first signal that ends the command."""
+        self._hurried = asyncio.Event()
+        """Set by the second one: queued messages are given up at once."""
 
     async def run(self, ranges: Sequence[tuple[int, int | None]], output: OutputFormat) -> None:
         """
@@ -290,24 +306,33 @@ class _LineSender:
 
         Raises:
             InputError: a line failed; by then, the outcome of every sent line is known.
+            KeyboardInterrupt, CancelledError: a SIGINT or a SIGTERM ended the command. Before that
+                it has shown which lines are not stored.
         """
         self._next_line = ranges[0][0] if ranges else 1
         read_task = asyncio.create_task(self._send(ranges), name="read lines")
         receipt_task = asyncio.create_task(self._await_receipts(read_task), name="take receipts")
-        try:
-            with _cancel_on_sigterm():
-                await asyncio.wait([read_task, receipt_task], return_when=asyncio.FIRST_COMPLETED)
-                if receipt_task.done():  # it failed, for example because standard output is closed
-                    read_task.cancel()
-                await asyncio.wait([receipt_task])  # a signal ends this wait, but not the task
-                receipt_task.result()
-        except asyncio.CancelledError:
-            await self._abort(read_task, receipt_task)
-            show_error(self._unfinished_error("interrupted", ranges), output)
-            raise
+        with _handle_signals(self._on_signal) as signals:
+            signal_task = asyncio.create_task(self._signaled.wait(), name="await a signal")
+            await asyncio.wait(
+                [read_task, receipt_task, signal_task], return_when=asyncio.FIRST_COMPLETED
+            )
+            if receipt_task.done():  # it failed, for example because standard output is closed
+                read_task.cancel()
+            await asyncio.wait([receipt_task, signal_task], return_when=asyncio.FIRST_COMPLETED)
+            signal_task.cancel()
+            if not receipt_task.done():
+                await self._abort(read_task, receipt_task)
+                show_error(self._unfinished_error("interrupted", ranges), output)
+                raise KeyboardInterrupt if signals[0] is signal.SIGINT else asyncio.CancelledError
+            receipt_task.result()
         if self._first_error is not None:
             raise self._unfinished_error(self._first_error.message, ranges) from self._first_error
         await read_task  # raises an error only if there is a bug
+
+    def _on_signal(self) -> None:
+        """Begin to end the command; at the second signal, stop waiting for queued messages."""
+        (self._hurried if self._signaled.is_set() else self._signaled).set()
 
     async def _send(self, ranges: Sequence[tuple[int, int | None]]) -> None:
         try:
@@ -348,13 +373,22 @@ class _LineSender:
         self._may_be_stored = self._may_be_stored or error.fate is Fate.UNKNOWN
 
     async def _abort(self, read_task: asyncio.Task[None], receipt_task: asyncio.Task[None]) -> None:
-        """Stop reading, give queued messages INTERRUPT_FLUSH_S to be stored, drop the rest, and
-        await all receipts.
+        """Stop reading, give queued messages INTERRUPT_FLUSH_S to be stored, or until the next
+        signal, drop the rest, and await all receipts.
         """
         read_task.cancel()
-        with contextlib.suppress(TimeoutError, KeylaneError):
-            async with asyncio.timeout(INTERRUPT_FLUSH_S):
-                await self._producer.flush()
+        flush_task = asyncio.create_task(self._producer.flush(), name="flush")
+        hurry_task = asyncio.create_task(self._hurried.wait(), name="await another signal")
+        await asyncio.wait(
+            [flush_task, hurry_task],
+            timeout=INTERRUPT_FLUSH_S,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        hurry_task.cancel()
+        flush_task.cancel()
+        await asyncio.wait([flush_task])
+        if not flush_task.cancelled():
+            flush_task.exception()  # the lines' own futures have raised it too
         await self._producer.close(flush=False)
         await asyncio.wait([read_task, receipt_task])
 
@@ -371,15 +405,20 @@ class _LineSender:
         )
         text = f"line {failed[0]}: {cause}" if failed else cause
         doubt = "; some of them may be stored" if self._may_be_stored else ""
+        not_stored = "" if self._is_typed else f"; lines not stored: {ranges_text}"
         error = InputError(
             Reason.INPUT_UNFINISHED,
-            f"{text}. Lines stored: {self._tally.count}{self._tally.anomalies_text}; "
-            f"lines not stored: {ranges_text}{doubt}",
+            f"{text}. Lines stored: {self._tally.count}{self._tally.anomalies_text}"
+            f"{not_stored}{doubt}",
             stored=self._tally.count,
             line=failed[0] if failed else self._next_line,
             lines=ranges_text,
         )
-        error.hint = error.hint.replace("LINES", ranges_text)
+        error.hint = (
+            "Run the command again, and type the lines that are not stored."
+            if self._is_typed
+            else error.hint.replace("LINES", ranges_text)
+        )
         if not self._tally.count and not self._may_be_stored:
             error.fate = Fate.NOT_DONE
         return error
@@ -397,16 +436,24 @@ def _join_ranges(ranges: Sequence[tuple[int, int | None]]) -> list[tuple[int, in
 
 
 @contextlib.contextmanager
-def _cancel_on_sigterm() -> Iterator[None]:
-    """Handle SIGTERM like SIGINT, so that the stored lines are reported before the command ends."""
+def _handle_signals(on_signal: Callable[[], None]) -> Iterator[Sequence[signal.Signals]]:
+    """Call `on_signal` at each SIGINT and SIGTERM, so that the stored lines are reported before the
+    command ends. Yields the signals so far.
+    """
     loop = asyncio.get_running_loop()
-    task = asyncio.current_task()
-    assert task is not None
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    signals: list[signal.Signals] = []
+
+    def handle(number: signal.Signals) -> None:
+        signals.append(number)
+        on_signal()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, handle, number)
     try:
-        yield
+        yield signals
     finally:
-        loop.remove_signal_handler(signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
 
 
 def _bytes(text: str) -> bytes:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 from ...protocol.address import parse_addresses
 from ...protocol.errors import ConfigError
@@ -23,7 +22,16 @@ NameArgument = Annotated[
 ]
 
 
-@profile_app.add("add")
+class NamedProfile(TypedDict):
+    """A profile with its name, as JSON."""
+
+    name: str
+    meta: str
+    token_file: str
+    tls_ca: str
+
+
+@profile_app.add("add", shows=".commands.profile:NamedProfile")
 def profile_add(
     name: NameArgument,
     meta: Annotated[
@@ -53,18 +61,21 @@ def profile_add(
     show_line(f"keylane -p {name} uses {meta}; the profile is in {file}")
 
 
-@profile_app.add("list")
+@profile_app.add("list", shows=".commands.profile:NamedProfile")
 def profile_list(output: OutputOption = OutputFormat.TABLE) -> None:
     """Show the profiles."""
     profiles = sorted(read_profiles(profiles_file()).items())
     if output is not OutputFormat.TABLE:
         show_data(output, [_fields(name, profile) for name, profile in profiles])
         return
+    if not profiles:
+        show_line("no profiles; add one with: keylane profile add NAME --meta HOST:PORT")
+        return
     rows = [(name, each.meta, each.token_file, each.tls_ca) for name, each in profiles]
     show_table(make_table("", ("name", "metaserver", "token file", "authority"), rows))
 
 
-@profile_app.add("remove")
+@profile_app.add("remove", shows=".commands.profile:NamedProfile")
 def profile_remove(name: NameArgument, output: OutputOption = OutputFormat.TABLE) -> None:
     """Remove a profile."""
     file = profiles_file()
@@ -79,5 +90,10 @@ def profile_remove(name: NameArgument, output: OutputOption = OutputFormat.TABLE
     show_line(f"removed the profile {name}")
 
 
-def _fields(name: str, profile: Profile) -> dict[str, str]:
-    return {"name": name, **asdict(profile)}
+def _fields(name: str, profile: Profile) -> NamedProfile:
+    return {
+        "name": name,
+        "meta": profile.meta,
+        "token_file": profile.token_file,
+        "tls_ca": profile.tls_ca,
+    }

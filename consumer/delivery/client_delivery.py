@@ -19,6 +19,7 @@ class DeliveryClient(Protocol):
     logic_start: int
     partition_id: int
     exclusive: bool
+    cluster_id: str
     codec: Any
 
     @property
@@ -70,7 +71,16 @@ class ClientDelivery(UserAcks):
     client, unless a subclass overrides that.
     """
 
-    __slots__ = ("client", "codec", "exclusive", "group", "leased_id", "logic_start", "queue")
+    __slots__ = (
+        "client",
+        "cluster_id",
+        "codec",
+        "exclusive",
+        "group",
+        "leased_id",
+        "logic_start",
+        "queue",
+    )
 
     client: DeliveryClient
 
@@ -79,6 +89,7 @@ class ClientDelivery(UserAcks):
         self.client = client
         self.codec = client.codec
         self.exclusive = client.exclusive
+        self.cluster_id = client.cluster_id
         self.group = client.group
         self.leased_id = client.partition_id
         self.logic_start = client.logic_start

@@ -27,6 +27,7 @@ class CopiedDelivery:
     cursor: int
     leased_id: int
     exclusive: bool
+    cluster_id: str
 
     @property
     def is_copied(self) -> bool:
@@ -65,4 +66,5 @@ def copied_delivery(delivery: Delivery) -> tuple[type[CopiedDelivery], tuple[Any
         delivery.cursor,
         delivery.leased_id,
         delivery.exclusive,
+        delivery.cluster_id,
     )

@@ -42,7 +42,7 @@ from ...protocol.errors import (
 )
 from ...protocol.message import Message
 from ...protocol.parked import HANGS_MS, Failure
-from ...protocol.text import counted
+from ...protocol.text import counted, format_seconds
 from ...rpc.loop_binding import LoopBinding
 from ...rpc.race import Race
 from ..delivery.user_acks import ACK_STALL_S, range_limit_error
@@ -780,9 +780,25 @@ class LoopDispatch:
         self._given.clear()
         self._offers.clear()
         self._shells.clear()
+        self._checked_message = None  # it refers to the consumer
+        self._held_longest.clear()
         self._work.set()
 
     # ── logging ───────────────────────────────────────────────────────────────────────────────────
+    @property
+    def running(self) -> list[tuple[Message, int]]:
+        """The message in the loop body, with the milliseconds for which it is known to have been
+        there.
+        """
+        if self.current is None or self.current is not self._checked_message:
+            return []
+        return [(self.current, self._boot_ms() - self._checked_since_ms)]
+
+    @property
+    def end_of_wait(self) -> str:
+        """What ends the wait for the loop body when the consumer closes, as a clause."""
+        return f"it waits {format_seconds(self._handover_ms)} at most"
+
     def check_long_running(self) -> None:
         """Log and report messages that the program has held for a long time, and warn about a
         consumer that is never iterated. Call this about once a second.

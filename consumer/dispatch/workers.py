@@ -30,6 +30,7 @@ from typing import Any, Protocol
 from ...protocol.clock import Clock, boot_seconds
 from ...protocol.errors import HandlerTimeoutError, Reason, UsageError
 from ...protocol.message import Message
+from ...protocol.text import format_seconds
 from ...rpc.race import start_task
 from ..handling.failing import FailureRules
 from ..handling.handler_log import HandlerLog
@@ -294,6 +295,25 @@ class WorkerPool:
                 worker.uncancel()
             turn_until_s = next(readings) + TURN_S
 
+    @property
+    def running(self) -> list[tuple[Message, int]]:
+        """The message of each running handler, with the milliseconds for which it is known to have
+        been running.
+        """
+        now_ms = self.boot_ms()
+        return [
+            (message, now_ms - worker.checked_since_ms)
+            for worker in self.workers
+            if (message := worker.message) is not None and message is worker.checked_message
+        ]
+
+    @property
+    def end_of_wait(self) -> str:
+        """What ends the wait for running handlers when the consumer closes, as a clause."""
+        if self._cancels:
+            return f"it cancels them {format_seconds(self._handover_ms)} after the close began"
+        return "handlers in threads cannot be cancelled"
+
     # ── handlers that end with an error ───────────────────────────────────────────────────────────
     async def settle(self, worker: Worker, error: BaseException) -> None:
         """
@@ -491,3 +511,5 @@ class WorkerPool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for worker in self.workers:
+            worker.forget_checks()

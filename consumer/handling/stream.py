@@ -33,7 +33,7 @@ from ...protocol.clock import Clock
 from ...protocol.errors import ConfigError, FilterError, Reason, UsageError
 from ...protocol.message import Message
 from ...protocol.parked import Failure
-from ...protocol.text import counted
+from ...protocol.text import counted, format_seconds
 from ...rpc.race import Race
 from ..delivery.pulled_batch import PulledBatch
 from ..delivery.user_acks import are_parked_together
@@ -473,6 +473,20 @@ class Stream:
             if client_of(each) is client and each.delivery.is_delivered(each)  # type: ignore[union-attr]
         ]
 
+    @property
+    def running(self) -> list[tuple[Message, int]]:
+        """The message in the loop body, with the milliseconds for which it is known to have been
+        there.
+        """
+        if self.current is None or self.current is not self._checked_message:
+            return []
+        return [(self.current, self._boot_ns() // 1_000_000 - self._checked_since_ms)]
+
+    @property
+    def end_of_wait(self) -> str:
+        """What ends the wait for the loop body when the consumer closes, as a clause."""
+        return f"it waits {format_seconds(self._handover_ms)} at most"
+
     def count_unacked_delivery(self, message: Message) -> None:
         """Count a failed attempt of a message that the program did not ack while it was in flight,
         and that is redelivered.
@@ -730,6 +744,7 @@ class Stream:
         self._waiting.clear()
         self._stored.clear()
         self._unacked_messages.close()
+        self._checked_message = None  # it refers to the consumer
         self._work.set()
 
 

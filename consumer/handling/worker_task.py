@@ -55,6 +55,12 @@ class WorkerTask:
         self.checked_attempt = 0
         self.checked_since_ms = 0
 
+    def forget_checks(self) -> None:
+        """Drop the checked messages: they refer to the consumer, and the garbage collector does not
+        track messages.
+        """
+        self.checked_message = self.timed_out_message = self.timeout_check = None
+
     def clear_message(self) -> None:
         """Drop the message of a worker that has ended, so that no hand-over waits for it."""
         message = self.message

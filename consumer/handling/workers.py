@@ -34,6 +34,7 @@ from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock, boot_seconds
 from ...protocol.errors import HandlerTimeoutError, Reason, UsageError
 from ...protocol.message import Message
+from ...protocol.text import format_seconds
 from ...rpc.race import start_task
 from ..delivery.user_acks import are_parked_together
 from ..log_names import message_name
@@ -217,6 +218,26 @@ class Workers:
             if message is not None and client_of(message) is client
             for each in self._messages_of(message)
         ]
+
+    @property
+    def running(self) -> list[tuple[Message, int]]:
+        """The message of each running handler, with the milliseconds for which it is known to have
+        been running.
+        """
+        now_ms = self._now_ms()
+        self._lanes.register_running()
+        return [
+            (message, now_ms - worker.checked_since_ms)
+            for worker in self._workers
+            if (message := worker.message) is not None and message is worker.checked_message
+        ]
+
+    @property
+    def end_of_wait(self) -> str:
+        """What ends the wait for running handlers when the consumer closes, as a clause."""
+        if self._cancels:
+            return f"it cancels them {format_seconds(self._handover_ms)} after the close began"
+        return "handlers in threads cannot be cancelled"
 
     def _messages_of(self, message: Message) -> list[Message]:
         return [message]
@@ -883,3 +904,5 @@ class Workers:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for worker in self._workers:
+            worker.forget_checks()

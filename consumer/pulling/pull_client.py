@@ -113,6 +113,7 @@ class PullClient(UserAcks):
         subject: str,
         group: str,
         session: str,
+        cluster_id: str,
         grant: Grant,
         connections: Connections,
         deadline_ms: int,
@@ -129,6 +130,7 @@ class PullClient(UserAcks):
         self.logic_start = grant.partition.logic_start
         self.group = group
         self.session = session
+        self.cluster_id = cluster_id
         self.codec = owner.codec
         self.client = self
         """The client that hands messages out, as part of the `Delivery` interface."""

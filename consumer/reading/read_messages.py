@@ -24,6 +24,7 @@ class ReadFrom:
     cursor: int = 0
     leased_id: int = 0
     exclusive: bool = False
+    cluster_id: str = ""
 
     @property
     def is_copied(self) -> bool:

@@ -42,9 +42,12 @@ BOXES = {
     "A": (40, 60, 250, 100, "consumer A"),
     "B": (40, 230, 250, 100, "consumer B"),
     "broker": (400, 145, 230, 100, "broker"),
+    "other broker": (400, 258, 230, 38, "broker"),
     "metaserver": (700, 60, 220, 100, "metaserver"),
 }
-"""The left edge, top edge, width, height and title of each program's box."""
+"""The left edge, top edge, width, height and title of each program's box. A broker's name is added
+from the run.
+"""
 COLOURS = {"A": "#2f6fb3", "B": "#2e8b57"}
 GREY, RED = "#8a93a3", "#b3261e"
 
@@ -86,6 +89,10 @@ async def run_scenario(folder: Path, stack: ExitStack) -> list[Event]:
             await asyncio.sleep(0.02)
             sessions = (await admin.describe_group(SUBJECT, GROUP)).sessions
         began_at = time.monotonic()
+        (partition,) = (await admin.describe_subject(SUBJECT)).partitions
+        for broker in (await admin.list_brokers()).brokers:
+            hosts = broker.broker_group == partition.broker_group
+            note("is", "broker" if hosts else "other broker", text=broker.broker_group)
         await asyncio.sleep(LEAD_S)
         for number in range(MESSAGES):
             await producer.send(SUBJECT, b"%d" % number, key=KEY)
@@ -194,9 +201,11 @@ class Timeline:
         return (told.at_s + told.number / 1_000) * SLOWDOWN
 
 
-def draw_box(name: str) -> Iterator[str]:
+def draw_box(line: Timeline, name: str) -> Iterator[str]:
     """Yield the box of a program."""
     left, top, width, height, title = BOXES[name]
+    if title == "broker":
+        title = f"broker {line.event(name, 'is').text}"
     colour = COLOURS.get(name, "#55606e")
     yield (
         f'<rect x="{left}" y="{top}" width="{width}" height="{height}" rx="10" fill="#f6f8fa" '
@@ -347,7 +356,7 @@ def draw_picture(events: Sequence[Event]) -> str:
         ),
         "<title>A paused owner wakes up after its lease has ended, and its ack is refused</title>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="12" fill="#fff" stroke="#dde"/>',
-        *(part for name in BOXES for part in draw_box(name)),
+        *(part for name in BOXES for part in draw_box(line, name)),
         *draw_link(
             line,
             "A",
@@ -366,6 +375,7 @@ def draw_picture(events: Sequence[Event]) -> str:
             ],
         ),
         *draw_lease(line),
+        draw_text(508, 282, "has no partition", font_size=14),
         *draw_states(
             line,
             "broker",

@@ -1,51 +1,52 @@
-"""Generates pages of the site from the code: the home page from README.md, the API, the errors, the
-commands, and those of servers.py. MkDocs calls `on_files` and `on_page_markdown`.
+"""Adds pages to the site: the errors and the commands, made from the code, those of api.py and
+servers.py, and the files outside docs/ that links.py finds. MkDocs calls `on_config`,
+`on_files` and `on_page_markdown`.
 """
 
 from __future__ import annotations
 
 import inspect
-import posixpath
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from links import HOMES, outside_files, site_name, site_text
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from servers import http_lines, limit_lines, metric_lines, setting_lines, table_cell
 
+from api import API_PAGES, api_lines
 from keylane import errors
 from keylane.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
-PARENT_LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]*)[^)]*\)")
-"""Matches a link to a page or file in a parent folder."""
-CLIENTS = {
-    "producer": ("Producer", "ProducerSettings", "Receipt", "TableReceipt", "ScheduledReceipt"),
-    "consumer": ("Consumer", "ConsumerSettings", "Message", "Lease", "Retry", "ArrowBatch"),
-    "reader": ("Reader", "QueueReader", "Position"),
-    "admin": ("Admin",),
-    "codecs": ("Codec", "JsonCodec", "TextCodec", "PydanticCodec"),
-    "sync": ("sync.Producer", "sync.Consumer"),
-    "outbox": ("outbox.Outbox",),
-    "sink": ("sink.FencedSession",),
-}
-"""The API pages, with the names that each of them documents."""
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Make a folder that has the package and nothing else, for mkdocstrings: the checkout has
+    `.venv` too, and in it a link to the checkout, which it would follow again and again.
+    """
+    package = ROOT / "build" / "api" / "keylane"
+    package.mkdir(parents=True, exist_ok=True)
+    folders = [path.parent for path in ROOT.glob("*/__init__.py")]
+    for path in [*folders, *ROOT.glob("*.py"), *ROOT.glob("*.pyi")]:
+        link = package / path.name
+        if not link.is_symlink():
+            link.symlink_to(path)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages to the site."""
     pages = {
-        "index.md": home_page(),
+        **{site_name(file): (ROOT / file).read_text() for file in (*HOMES, *outside_files())},
         "reference/errors.md": "\n".join(error_lines()),
         "reference/commands.md": "\n".join(command_lines()),
         "reference/settings.md": "\n".join(setting_lines()),
         "reference/metrics.md": "\n".join(metric_lines()),
         "reference/http.md": "\n".join(http_lines()),
         "reference/limits.md": "\n".join(limit_lines()),
-        **{f"reference/{page}.md": api_page(page, names) for page, names in CLIENTS.items()},
+        **{f"reference/{page}.md": "\n".join(api_lines(page)) for page in API_PAGES},
     }
     for name, content in pages.items():
         files.append(File.generated(config, name, content=content))
@@ -53,39 +54,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Replace links to files outside the documentation with their text."""
-    folder = posixpath.dirname(page.file.src_uri)
-
-    def without_outside(link: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(folder, link[2]))
-        return link[1] if target.startswith("..") else link[0]
-
-    return PARENT_LINK.sub(without_outside, markdown)
-
-
-def home_page() -> str:
-    """Return README.md as the home page; links to files that are not pages become plain text."""
-    text = (ROOT / "README.md").read_text()
-    text = re.sub(r"\]\(docs/([^)]*)\)", r"](./\1)", text).replace(
-        "(./decisions/)", "(./decisions/README.md)"
-    )
-    text = re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?:|\./[\w./-]+\.md)[^)]*\)", r"\1", text)
-    return text.replace("](./", "](")
-
-
-def api_page(page: str, names: Iterable[str]) -> str:
-    """Return an API page that documents these names."""
-    title = page if page in {"sync", "outbox", "sink"} else page.capitalize()
-    return "\n\n".join([f"# {title}", *(f"::: {qualified_name(name)}" for name in names)])
-
-
-def qualified_name(name: str) -> str:
-    """Return the module and name under which `keylane.NAME` is defined."""
-    module, _, attribute = f"keylane.{name}".rpartition(".")
-    target = getattr(__import__(module, fromlist=[attribute]), attribute)
-    if not inspect.isclass(target):
-        raise ValueError(f"{name} is not a class")
-    return f"{target.__module__}.{target.__qualname__}"
+    """Replace links to files of the repository with links within the site."""
+    return site_text(page.file.src_uri, markdown)
 
 
 def error_lines() -> Iterator[str]:
@@ -129,7 +99,7 @@ def _command_lines(command: Any, parent: Any, name: str) -> Iterator[str]:
             yield from _command_lines(command.get_command(context, each), context, f"{name} {each}")
         return
     yield f"\n## {name}\n"
-    yield table_cell(command.help or "")
+    yield "\n\n".join(map(table_cell, (command.help or "").split("\n\n")))
     rows = [row for row in map(_parameter_row, command.params) if row]
     if rows:
         yield "\n| | default | |\n| --- | --- | --- |"

@@ -17,7 +17,7 @@ VERSIONS = {
     "Kafka, aiokafka": ("with_aiokafka.py", ORDER, "replicas have them"),
     "Kafka, FastStream": (
         "with_faststream.py",
-        f"{ORDER}; that other keys of the partition go on while an order is retried",
+        f"{ORDER}; that other keys of the partition continue while an order is retried",
         "replicas have them",
     ),
     "Redis, Celery": (

@@ -20,7 +20,7 @@ from sqlalchemy.engine import Connection
 
 from ...protocol.errors import ConfigError, Reason
 from ..sql.clock_restart import restart_times
-from ..sql.cluster_facts import CLUSTER, CLUSTER_VERSION
+from ..sql.cluster_facts import CLUSTER, CLUSTER_ID, CLUSTER_VERSION
 from ..sql.dialect import begin_snapshot, insert_or_replace, skip_ids
 from ..sql.duties import rebuilt_duty, take_duty
 from ..sql.schema import (
@@ -48,7 +48,7 @@ HOLD_MS = 30_000
 sessions may still be running.
 """
 _EXCLUDED_TABLES = {sessions.name, duties.name, metaservers.name, refused_brokers.name}
-_INCLUDED_FACTS = (CLUSTER, CLUSTER_VERSION)
+_INCLUDED_FACTS = (CLUSTER, CLUSTER_ID, CLUSTER_VERSION)
 
 
 def backup_tables() -> list[sa.Table]:
@@ -107,7 +107,9 @@ def store_rows(
             insert_or_replace(connection, facts, values)
         else:
             connection.execute(sa.insert(tables[name]), values)
-    connection.execute(sa.update(leases).values(session=None, wanted=None, withdrawn=False))
+    freed_columns = {"session": None, "wanted": None, "withdrawn": False}
+    unknown_columns = {"previous_client": None, "previous_end": None}
+    connection.execute(sa.update(leases).values(freed_columns | unknown_columns))
     connection.execute(sa.update(groups).values(last_token=groups.c.last_token + TOKENS_AHEAD))
     has_lower_route = sa.and_(
         subjects.c.route_version > 0, subjects.c.route_version < route_version

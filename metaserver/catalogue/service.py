@@ -83,6 +83,7 @@ from ..cluster.subjects import (
 )
 from ..membership import ClusterMember
 from ..settings import MetaserverSettings
+from ..sql.cluster_facts import read_cluster_id
 from ..sql.database import Database
 from ..wakeups import Wakeups
 from .accepted import (
@@ -484,11 +485,14 @@ class Catalogue:
             ConflictError: a broker permanently refused its partitions.
         """
         errors_of_used_ids: dict[int, str] = {}
+        cluster_id = await self._database.read(read_cluster_id)
         slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(
-                    self._host_partition(row, partition, slots, errors_of_used_ids, hosted_ids)
+                    self._host_partition(
+                        row, partition, cluster_id, slots, errors_of_used_ids, hosted_ids
+                    )
                 )
                 for partition in partitions
             ]
@@ -515,6 +519,7 @@ class Catalogue:
         self,
         row: SubjectRow,
         partition: Partition,
+        cluster_id: str,
         slots: asyncio.Semaphore,
         in_use: dict[int, str],
         hosted_ids: set[int],
@@ -543,6 +548,7 @@ class Catalogue:
             groups=None if row.hidden_for else (),
             message_bytes_max=hosted_limit(row.message_bytes_max),
             hidden=row.name if row.hidden_for else "",
+            cluster_id=cluster_id,
         )
         async with slots:
             try:

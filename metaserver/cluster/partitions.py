@@ -14,6 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from ...protocol.control import LeaseEnd, PreviousOwner
 from ...protocol.ids import BrokerGroup, PartitionId, PartitionName, QueueNumber
 from ...protocol.routing import Partition, PartitionState
 from ..sql.dialect import now_ms
@@ -143,7 +144,11 @@ def select_granted(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
     """
     return (
         _partitions_query.add_columns(
-            leases.c.token, leases.c.session, HAS_PARENTS.label("has_parents")
+            leases.c.token,
+            leases.c.session,
+            leases.c.previous_client,
+            leases.c.previous_end,
+            HAS_PARENTS.label("has_parents"),
         )
         .join(leases, leases.c.partition_id == partitions.c.partition_id)
         .where(condition)
@@ -153,10 +158,10 @@ def select_granted(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
 
 def granted_partitions(
     connection: Connection, query: sa.Select[Any], **values: Any
-) -> list[tuple[Partition, int, str | None]]:
+) -> list[tuple[Partition, int, str | None, PreviousOwner | None]]:
     """
     Return the partitions found by a query built with `select_granted`, ordered by id, each with the
-    token and session of its lease.
+    token, session and previous owner of its lease.
 
     `values` are bind parameters.
     """
@@ -165,8 +170,16 @@ def granted_partitions(
     parents = _read_parents(connection, BY_ID.parents, {"ids": ids}) if ids else {}
     granted = _build_partitions(rows, parents)
     return [
-        (partition, row.token, row.session) for partition, row in zip(granted, rows, strict=True)
+        (partition, row.token, row.session, build_previous(row))
+        for partition, row in zip(granted, rows, strict=True)
     ]
+
+
+def build_previous(row: sa.Row[Any]) -> PreviousOwner | None:
+    """Return the previous owner in a row with the columns of a lease; None if it is unknown."""
+    if not row.previous_client:
+        return None
+    return PreviousOwner(client=row.previous_client, end=LeaseEnd(row.previous_end))
 
 
 def _read_parents(

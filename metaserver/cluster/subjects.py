@@ -45,11 +45,11 @@ from .rows import SubjectRow
 CLUSTER_HINT = (
     "Delete subjects that no program uses (keylane subject list), or raise subjects_max of the "
     "metaservers. A limit for "
-    "the names of one tenant: keylane access quota set 'shop.*' --subject --subjects N"
+    "the names of one tenant: keylane access quota set 'shop.*' --for-subjects --subjects N"
 )
 NAMES_HINT = (
     "Delete subjects of these names that no program uses, or have the limit raised: "
-    "keylane access quota set {!r} --subject --subjects N"
+    "keylane access quota set {!r} --for-subjects --subjects N"
 )
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.control import Grant, Grants, Heartbeat, ReleaseGrant, Retention
+from ...protocol.control import Grant, Grants, Heartbeat, PreviousOwner, ReleaseGrant, Retention
 from ...protocol.errors import (
     GroupUnknownError,
     KeylaneError,
@@ -69,6 +69,7 @@ from .locked_group import (
     lock_active_sessions,
     lock_group,
     raise_versions,
+    read_holders,
     read_leases,
     read_leases_of,
     read_members,
@@ -266,11 +267,19 @@ def _release_exclusive(
     stored_leases = read_leases_of(
         connection, group.group_id, [request.partition_id for request in requests]
     )
+    holders = read_holders(connection, {request.session for request in requests})
     for request in requests:
         partition_id = PartitionId(request.partition_id)
         try:
             lease = freed_leases.get(partition_id, stored_leases.get(partition_id))
-            freed_lease = release_lease(lease, SessionId(request.session), request.token)
+            client, suspended = holders.get(SessionId(request.session), ("", False))
+            freed_lease = release_lease(
+                lease,
+                SessionId(request.session),
+                request.token,
+                client=client,
+                suspended=suspended,
+            )
         except TokenUnknownError as error:
             errors[request] = error
         else:
@@ -469,9 +478,11 @@ def read_many_grants(connection: Connection, ids: Collection[str]) -> dict[Sessi
     row, settings = members[0]
     if settings.strategy is ConsumeStrategy.SHARED:
         granted_rows = granted_partitions(connection, _shared_query, of_group=row.group_id)
-        shared_grants = [(partition, token) for partition, token, _ in granted_rows]
+        shared_grants: list[_GrantParts] = [
+            (partition, token, None) for partition, token, *_ in granted_rows
+        ]
         not_suspended = OperatorSwitch.OFF
-        grants_by_session = {
+        grants_by_session: dict[SessionId, list[_GrantParts]] = {
             row.session: shared_grants
             for row, settings in members
             if settings.suspended_by is not_suspended and not row.suspended
@@ -481,16 +492,17 @@ def read_many_grants(connection: Connection, ids: Collection[str]) -> dict[Sessi
         granted_rows = granted_partitions(
             connection, _held_query, ids=[row.session for row, _ in members]
         )
-        for partition, token, session in granted_rows:
-            grants_by_session.setdefault(SessionId(session or ""), []).append((partition, token))
+        for partition, token, session, previous in granted_rows:
+            grant = (partition, token, previous)
+            grants_by_session.setdefault(SessionId(session or ""), []).append(grant)
     adopted = read_adopted(connection, row.group_id, [partition for partition, *_ in granted_rows])
     return {
         row.session: Grants(
             version=row.grants_version,
             ttl_ms=row.ttl_ms,
             grants=tuple(
-                _build_grant(partition, token, adopted.get(partition.partition_id, ()))
-                for partition, token in grants_by_session.get(row.session, ())
+                _build_grant(partition, token, previous, adopted.get(partition.partition_id, ()))
+                for partition, token, previous in grants_by_session.get(row.session, ())
             ),
             policy=settings.policy,
             suspended_by=settings.suspended_by,
@@ -501,7 +513,16 @@ def read_many_grants(connection: Connection, ids: Collection[str]) -> dict[Sessi
     }
 
 
-def _build_grant(partition: Partition, token: int, parked: Collection[AdoptedAncestor]) -> Grant:
+_GrantParts = tuple[Partition, int, PreviousOwner | None]
+"""The partition, the token and the previous owner of a grant."""
+
+
+def _build_grant(
+    partition: Partition,
+    token: int,
+    previous: PreviousOwner | None,
+    parked: Collection[AdoptedAncestor],
+) -> Grant:
     ranges = tuple(ancestor.ranges for ancestor in parked)
     return Grant(
         partition=partition,
@@ -509,6 +530,7 @@ def _build_grant(partition: Partition, token: int, parked: Collection[AdoptedAnc
         parked_parents=tuple(ancestor.partition for ancestor in parked),
         parked_tokens=tuple(ancestor.token for ancestor in parked),
         parked_ranges=ranges if any(ranges) else (),
+        previous=previous,
     )
 
 

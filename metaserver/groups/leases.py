@@ -25,6 +25,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from ...protocol.control import LeaseEnd, PreviousOwner
 from ...protocol.errors import TokenUnknownError
 from ...protocol.ids import FencingToken, PartitionId, SessionId
 from ...protocol.limits import TOKEN_STEP_MAX
@@ -51,6 +52,8 @@ class PartitionLease:
     """The session that will be granted the lease once it is free."""
     withdrawn: bool = False
     """True if the holder has been asked to release it."""
+    previous: PreviousOwner | None = None
+    """The member that held it before; None if there was none or it is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +200,7 @@ def settle_leases(
     updated_leases = {
         key: lease
         if lease.session is None or lease.session in live_sessions
-        else replace(lease, session=None, withdrawn=False)
+        else replace(lease, session=None, withdrawn=False, previous=None)
         for key, lease in leases.items()
     }
     active_sessions = [session for session in sessions if session not in suspended]
@@ -300,10 +303,19 @@ def raise_token_floor(last_token: FencingToken, fence: int) -> FencingToken:
 
 
 def release_lease(
-    lease: PartitionLease | None, session: SessionId, token: int
+    lease: PartitionLease | None,
+    session: SessionId,
+    token: int,
+    *,
+    client: str = "",
+    suspended: bool = False,
 ) -> PartitionLease | None:
     """
     Return the freed lease, or None if it was already released, so that a retry is harmless.
+
+    Args:
+        client: the display name of the session's member; "" if it is unknown.
+        suspended: whether the session is suspended, as it is while it leaves.
 
     Raises:
         TokenUnknownError: the token was never granted, or was granted to another session.
@@ -314,7 +326,10 @@ def release_lease(
         return None
     if lease.session != session:
         raise TokenUnknownError("the token was granted to another session", token=token)
-    return replace(lease, session=None, withdrawn=False)
+    rebalanced = lease.withdrawn and lease.wanted not in {None, session} and not suspended
+    end = LeaseEnd.REBALANCE if rebalanced else LeaseEnd.RELEASED
+    previous = PreviousOwner(client=client, end=end) if client else None
+    return replace(lease, session=None, withdrawn=False, previous=previous)
 
 
 def _current_owners(

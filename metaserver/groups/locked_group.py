@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection
 from ...protocol.errors import GroupUnknownError
 from ...protocol.ids import MAX_I64, FencingToken, PartitionId, SessionId
 from ...protocol.routing import ConsumeStrategy
+from ..cluster.partitions import build_previous
 from ..sql.dialect import insert_or_replace, now_ms, split_ids
 from ..sql.schema import groups, leases, sessions
 from .group_rows import client_is_suspended
@@ -104,6 +105,25 @@ def end_expired_members(
     for session in ended_sessions:
         members.pop(session, None)
     return members, ended_sessions
+
+
+_holders_query = (
+    sa.select(
+        sessions.c.session,
+        sessions.c.client,
+        sa.or_(sessions.c.suspended, groups.c.suspended, client_is_suspended).label("suspended"),
+    )
+    .join(groups, groups.c.group_id == sessions.c.group_id)
+    .where(sessions.c.session.in_(sa.bindparam("ids")))
+)
+
+
+def read_holders(connection: Connection, ids: Collection[str]) -> dict[SessionId, tuple[str, bool]]:
+    """Return a dict that maps each session to its client, and to whether it is suspended by itself
+    or by an operator.
+    """
+    rows = connection.execute(_holders_query, {"ids": list(ids)})
+    return {SessionId(row.session): (row.client, row.suspended) for row in rows}
 
 
 _lock_sessions = select_locked_in_order(sessions.c.session.in_(sa.bindparam("ids")))
@@ -213,6 +233,8 @@ def _lease_row(group_id: int, lease: PartitionLease) -> dict[str, Any]:
         "session": lease.session,
         "wanted": lease.wanted,
         "withdrawn": lease.withdrawn,
+        "previous_client": lease.previous.client if lease.previous else None,
+        "previous_end": lease.previous.end if lease.previous else None,
     }
 
 
@@ -223,4 +245,5 @@ def _build_lease(row: sa.Row[Any]) -> PartitionLease:
         session=row.session,
         wanted=row.wanted,
         withdrawn=row.withdrawn,
+        previous=build_previous(row),
     )

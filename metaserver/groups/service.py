@@ -248,6 +248,7 @@ class GroupService:
             group_id=row.group_id,
             start=row.start,
             order_strategy=row.order_strategy,
+            cluster_id=row.cluster_id,
             grants=grants,
         )
 

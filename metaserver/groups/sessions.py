@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.access.quota import EVERYBODY
-from ...protocol.control import Join, Suspend
+from ...protocol.control import Join, LeaseEnd, Suspend
 from ...protocol.errors import (
     BusyError,
     ConflictError,
@@ -43,6 +43,7 @@ from ..cluster.announcements import Announcement, mark_unsettled, pending_announ
 from ..cluster.removals import count_removals, subject_of_deleted_group, was_deleted
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import find_subject, open_subject_row
+from ..sql.cluster_facts import read_cluster_id
 from ..sql.dialect import now_ms
 from ..sql.duties import duty_left_ms, reset_duty
 from ..sql.schema import access_quotas, groups, leases, live_resets, sessions, subjects
@@ -128,6 +129,8 @@ class SessionRow:
     """Sessions of the same instance that this join ended; only set by `join_group`."""
     order_strategy: OrderStrategy = OrderStrategy.STRICT
     """Order strategy of its subject; only set by `join_group`."""
+    cluster_id: str = ""
+    """The identity of the cluster; only set by `join_group`."""
     unreached: tuple[str, ...] = ()
     """Broker groups to which it cannot connect."""
 
@@ -218,14 +221,17 @@ def join_group(
         raise InvalidRequestError("this session has joined another group", session=request.session)
     if existing_row is not None and existing_row.alive:
         return replace(
-            _session_row(existing_row), start=start, order_strategy=subject.order_strategy
+            _session_row(existing_row),
+            start=start,
+            order_strategy=subject.order_strategy,
+            cluster_id=read_cluster_id(connection),
         )
     replaced_sessions: tuple[SessionId, ...] = ()
     predecessors = ""
     if not new_group:  # a new group can have neither sessions nor a reset
         _check_not_reset(connection, group_id)
         if existing_row is not None:  # it has expired, but its leases may not be free yet
-            end_sessions(connection, [SessionId(request.session)])
+            end_sessions(connection, [SessionId(request.session)], LeaseEnd.EXPIRED)
         replaced_sessions, predecessors = _replace_instance(connection, group_id, request)
         _check_capacity(connection, group_id, request, sessions_max)
     check_session_quota(connection, principal)
@@ -252,6 +258,7 @@ def join_group(
         start=start,
         replaced_sessions=replaced_sessions,
         order_strategy=subject.order_strategy,
+        cluster_id=read_cluster_id(connection),
     )
 
 
@@ -465,7 +472,7 @@ def _replace_instance(
     if ids:
         transfer_parameters = {"of_group": group_id, "ids": ids, "heir": request.session}
         connection.execute(_transfer_leases, transfer_parameters)
-        end_sessions(connection, ids)
+        end_sessions(connection, ids, LeaseEnd.REPLACED)
     earlier_predecessors = [
         predecessor for session in predecessor_rows for predecessor in session.predecessors.split()
     ]
@@ -742,7 +749,7 @@ def leave_group(connection: Connection, session: str) -> int | None:
     mark_unsettled(connection, group_id)
     client = sa.select(sessions.c.client).where(sessions.c.session == session)
     _note_end(connection, group_id, client.scalar_subquery(), left=True)
-    end_sessions(connection, [SessionId(session)])
+    end_sessions(connection, [SessionId(session)], LeaseEnd.LEFT)
     return group_id
 
 
@@ -759,11 +766,20 @@ _delete_expired = (
     .where(sessions.c.group_id == sa.bindparam("of_group"), sessions.c.expires_at <= now_ms())
     .returning(sessions.c.session, sessions.c.client)
 )
-_delete_sessions = sa.delete(sessions).where(sessions.c.session.in_(sa.bindparam("ids")))
+_delete_sessions = (
+    sa.delete(sessions)
+    .where(sessions.c.session.in_(sa.bindparam("ids")))
+    .returning(sessions.c.session, sessions.c.client)
+)
 _free_leases = (
     sa.update(leases)
-    .where(leases.c.session.in_(sa.bindparam("ids")))
-    .values(session=None, withdrawn=False)
+    .where(leases.c.session == sa.bindparam("of_session"))
+    .values(
+        session=None,
+        withdrawn=False,
+        previous_client=sa.bindparam("of_client"),
+        previous_end=sa.bindparam("of_end"),
+    )
 )
 
 
@@ -772,15 +788,27 @@ def end_expired_sessions(connection: Connection, group_id: int) -> list[SessionI
     expired_sessions = connection.execute(_delete_expired, {"of_group": group_id}).all()
     ids = [SessionId(row.session) for row in expired_sessions]
     if ids:
-        connection.execute(_free_leases, {"ids": ids})
+        _free_leases_of(connection, expired_sessions, LeaseEnd.EXPIRED)
         _note_end(connection, group_id, max(row.client for row in expired_sessions), left=False)
     return ids
 
 
-def end_sessions(connection: Connection, ids: Collection[SessionId]) -> None:
-    """End sessions and free their leases."""
-    for statement in (_delete_sessions, _free_leases):
-        connection.execute(statement, {"ids": list(ids)})
+def end_sessions(
+    connection: Connection, ids: Collection[SessionId], end: LeaseEnd = LeaseEnd.ENDED
+) -> None:
+    """End sessions and free their leases. `end` says why, for the next owners."""
+    ended_sessions = connection.execute(_delete_sessions, {"ids": list(ids)}).all()
+    _free_leases_of(connection, ended_sessions, end)
+
+
+def _free_leases_of(connection: Connection, ended_sessions: Iterable[Any], end: LeaseEnd) -> None:
+    """Free the leases of sessions whose rows were deleted."""
+    parameters = [
+        {"of_session": row.session, "of_client": row.client, "of_end": end}
+        for row in ended_sessions
+    ]
+    if parameters:
+        connection.execute(_free_leases, parameters)
 
 
 def check_session(session: str) -> None:

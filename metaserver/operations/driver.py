@@ -601,5 +601,6 @@ def _build_host_request(operation: Operation, child: Partition, **fields: Any) -
         retention=operation.retention,
         static=operation.static,
         message_bytes_max=hosted_limit(operation.message_bytes_max),
+        cluster_id=operation.cluster_id,
         **fields,
     )

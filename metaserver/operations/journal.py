@@ -35,6 +35,7 @@ from ..cluster.queues import set_logic_starts, shift_logic_offsets
 from ..cluster.removals import plan_removals
 from ..cluster.subjects import read_route
 from ..cluster.unfinished import UNFINISHED
+from ..sql.cluster_facts import cluster_id_query
 from ..sql.dialect import now_ms
 from ..sql.schema import brokers, groups, operations, partitions, steps, subjects
 from .states import (
@@ -100,6 +101,8 @@ class Operation:
     """True if the operation changes the subject's settings together with the route."""
     message_bytes_max: int = MESSAGE_BYTES_MAX
     """Maximum message size of the children, in bytes; see `order_strategy`."""
+    cluster_id: str = ""
+    """The identity of the cluster, which brokers store with the children."""
     publishes: bool = False
     """True if the children belong to a hidden subject and already have messages."""
     replaces: bool = False
@@ -139,6 +142,7 @@ _operation_query = (
         subjects.c.static,
         subjects.c.tokens_above,
         subjects.c.message_bytes_max,
+        sa.func.coalesce(cluster_id_query.scalar_subquery(), "").label("cluster_id"),
     )
     .join(subjects, subjects.c.subject_id == operations.c.subject_id)
     .where(operations.c.operation_id == sa.bindparam("of_operation"))
@@ -178,6 +182,7 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
             row.new_order_strategy or row.new_retention or row.new_message_bytes_max
         ),
         message_bytes_max=row.new_message_bytes_max or row.message_bytes_max,
+        cluster_id=row.cluster_id,
         publishes=row.kind == OperationKind.PUBLISH,
         replaces=row.replaces,
     )

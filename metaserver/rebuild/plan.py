@@ -119,7 +119,12 @@ def plan_rebuild(
             f"the database cannot be rebuilt: {problems_text}", problems=len(problems)
         )
     dropped_id = max((source.hosted.dropped_id for source in sources), default=0)
-    return RebuiltCluster(sources=sources, subjects=subjects, dropped_id=dropped_id)
+    return RebuiltCluster(
+        sources=sources,
+        subjects=subjects,
+        dropped_id=dropped_id,
+        cluster_id=min(_cluster_ids(sources), default=""),
+    )
 
 
 def _collect_dropped_ids(sources: Sequence[BrokerSource]) -> dict[str, int]:
@@ -203,6 +208,18 @@ def _find_contradictions(sources: Sequence[BrokerSource]) -> Iterable[str]:
                     f"partition {status.partition_id}"
                 )
             partition_hosts[status.partition_id] = source.address
+    if len(_cluster_ids(sources)) > 1:
+        yield "the brokers belong to different clusters: name those of one cluster"
+
+
+def _cluster_ids(sources: Sequence[BrokerSource]) -> set[str]:
+    """Return the identities of the clusters that created the partitions."""
+    return {
+        status.facts.cluster_id
+        for source in sources
+        for status in source.hosted.partitions
+        if status.facts is not None and status.facts.cluster_id
+    }
 
 
 def _plan_subject(

@@ -129,3 +129,7 @@ class RebuiltCluster:
     subjects: Sequence[RebuiltSubject]
     dropped_id: int = 0
     """The highest id of a dropped partition; new partitions get higher ids."""
+    cluster_id: str = ""
+    """The identity of the cluster; "" if the brokers have no partitions, so that a new one will
+    do.
+    """

@@ -21,11 +21,13 @@ from ...protocol.routing import PartitionState
 from ...protocol.text import counted
 from ..cluster.removals import plan_removals
 from ..operations.states import RULES
+from ..sql.cluster_facts import CLUSTER_ID
 from ..sql.dialect import insert_new, insert_or_replace, now_ms, skip_ids
 from ..sql.duties import rebuilt_duty, take_duty
 from ..sql.schema import (
     brokers,
     drained,
+    facts,
     given_up,
     groups,
     heard,
@@ -51,6 +53,8 @@ def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_vers
         ConfigError: the database is not empty.
     """
     check_empty(connection)
+    if cluster.cluster_id:
+        insert_or_replace(connection, facts, {"name": CLUSTER_ID, "value": cluster.cluster_id})
     query = sa.select(brokers.c.broker_group).where(brokers.c.cordoned)
     cordoned_groups = set(connection.execute(query).scalars())
     silent_columns = {"readable": True, "writable": True, "seen_at": 0, "expires_at": 0}

@@ -1,7 +1,9 @@
-"""Stores the name of the cluster to which a database belongs, and the cluster's version. Runs SQL
-synchronously.
+"""Stores the identity and the name of the cluster to which a database belongs, and the cluster's
+version. Runs SQL synchronously.
 
 Invariants
+    The id is drawn when the database is created, and never changes. A backup contains it, and
+    brokers store it with their partitions, so a restored or rebuilt database has the same one.
     The name is written by the first metaserver that has one in its settings, and never changes.
     The version never decreases. A program that is incompatible with it changes nothing, not even
     the schema.
@@ -9,6 +11,7 @@ Invariants
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -21,9 +24,10 @@ from .dialect import insert_new, insert_or_replace
 from .migrate import lock_schema, migrate
 from .schema import facts
 
-CLUSTER, CLUSTER_VERSION = "cluster", "cluster version"
+CLUSTER, CLUSTER_ID, CLUSTER_VERSION = "cluster", "cluster id", "cluster version"
 OF_CLUSTER = (CLUSTER, CLUSTER_VERSION)
 """Names of the facts that store the cluster's name and version."""
+cluster_id_query = sa.select(facts.c.value).where(facts.c.name == CLUSTER_ID)
 _facts_query = sa.select(facts.c.name, facts.c.value).where(facts.c.name.in_(OF_CLUSTER))
 
 
@@ -80,8 +84,19 @@ def open_cluster(
     migrate(connection, program=program)
     if is_new:
         raise_version(connection, parse_version(program))
+    store_cluster_id(connection, secrets.token_hex(16))
     if cluster:
         insert_new(connection, facts, {"name": CLUSTER, "value": cluster})
+
+
+def store_cluster_id(connection: Connection, cluster_id: str) -> None:
+    """Store the cluster's id, unless the database has one."""
+    insert_new(connection, facts, {"name": CLUSTER_ID, "value": cluster_id})
+
+
+def read_cluster_id(connection: Connection) -> str:
+    """Return the cluster's id; "" if the database was not opened as that of a cluster."""
+    return connection.execute(cluster_id_query).scalar_one_or_none() or ""
 
 
 def check_cluster(expected: str, actual: str, location: str) -> None:

@@ -27,7 +27,7 @@ from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from ...protocol.clock import Clock
-from ...protocol.errors import ConfigError, DataFolderError
+from ...protocol.errors import ConfigError, DataFolderError, MissingExtraError
 from ...protocol.errors.failures import open_files_error
 from ...protocol.membership.versions import VERSION
 from ...protocol.text import UNREADABLE_URL
@@ -212,6 +212,8 @@ async def open_database(
     try:
         location = _embedded_url(folder) if url is None else make_url(url)
         database = _create_database(location, clock, broker_ttl_ms=broker_ttl_ms)
+    except ModuleNotFoundError as error:
+        raise MissingExtraError.of_driver(error) from error
     except (ImportError, SQLAlchemyError) as error:
         raise ConfigError(f"cannot use database_url: {error}") from error
     except ValueError:  # its message may contain part of the password

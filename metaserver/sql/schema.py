@@ -455,6 +455,8 @@ leases = Table(
     Column("session", String(64), comment="session that holds it; null: it is free"),
     Column("wanted", String(64), comment="session that gets it once it is free"),
     Column("withdrawn", Boolean, nullable=False),
+    Column("previous_client", String(512), comment="member that held it before; null: none"),
+    Column("previous_end", String(32), comment="how its lease ended; null with previous_client"),
     Index(None, "session"),
 )
 

@@ -615,6 +615,12 @@ def upgrade() -> None:
         sa.Column("session", sa.String(64), comment="session that holds it; null: it is free"),
         sa.Column("wanted", sa.String(64), comment="session that gets it once it is free"),
         sa.Column("withdrawn", sa.Boolean(), nullable=False),
+        sa.Column(
+            "previous_client", sa.String(512), comment="member that held it before; null: none"
+        ),
+        sa.Column(
+            "previous_end", sa.String(32), comment="how its lease ended; null with previous_client"
+        ),
         sa.ForeignKeyConstraint(["group_id"], ["groups.group_id"], name=op.f("fk_leases_group_id")),
         sa.ForeignKeyConstraint(
             ["partition_id"], ["partitions.partition_id"], name=op.f("fk_leases_partition_id")

@@ -50,6 +50,7 @@ a few milliseconds.
 BLOCK_BYTES = 8 << 20
 ROWS_NAMED = 100
 """The maximum number of rows listed in an error."""
+EMPTY_KEY = "an empty text as its key: null means no key"
 I64: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -62,6 +63,7 @@ class Column:
         """
         self.nulls: npt.NDArray[np.intp] | None = None
         """The indexes of null rows; their bytes are b""."""
+        self._holds_text = is_text(array.type)
         if array.null_count:
             self.nulls = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
             array = array.cast(pa.large_binary()).fill_null(b"")
@@ -75,6 +77,18 @@ class Column:
         self.edges: I64 = edges.astype(np.int64, copy=False)
         self.blob = np.frombuffer(blob, np.uint8) if blob is not None else np.empty(0, np.uint8)
         self.lengths: I64 = np.diff(self.edges)
+
+    @property
+    def empty_texts(self) -> npt.NDArray[np.intp]:
+        """The indexes of rows with an empty text. As a key it is refused, like that of one
+        message; null and empty bytes mean no key.
+        """
+        if not self._holds_text or self.lengths.all():
+            return np.empty(0, np.intp)
+        empty = self.lengths == 0
+        if self.nulls is not None:
+            empty[self.nulls] = False
+        return np.flatnonzero(empty)
 
     def take(self, rows: I64) -> Column:
         """Return a column with these rows, in this order."""
@@ -90,6 +104,11 @@ class Column:
     def row(self, index: int) -> bytes:
         """Return the bytes of a row."""
         return bytes(self.get_bytes(index, index + 1))
+
+
+def is_text(column_type: Any) -> bool:
+    """Return True for the types of text whose buffers a `Column` uses."""
+    return bool(pa.types.is_string(column_type) or pa.types.is_large_string(column_type))
 
 
 class StreamFailedError(Exception):
@@ -193,6 +212,8 @@ class Block:
         if keys is not None and int(keys.lengths.max(initial=0)) > KEY_BYTES_MAX:
             for row in np.flatnonzero(keys.lengths > KEY_BYTES_MAX).tolist():
                 reasons[row] = f"a key of {keys.lengths[row]} bytes, over {KEY_BYTES_MAX}"
+        if keys is not None:
+            reasons |= dict.fromkeys(keys.empty_texts.tolist(), EMPTY_KEY)
         if values.nulls is not None:
             reasons |= dict.fromkeys(values.nulls.tolist(), "no value")
         return reasons | self._problems
@@ -250,7 +271,12 @@ def _to_table(source: Any, names: tuple[str, ...], problems: dict[int, str]) -> 
             objects = {name: list(column) for name, column in columns.items()}
         except (KeyError, TypeError, IndexError, AttributeError):
             raise InvalidRequestError(f"Arrow does not accept this data: {error!s:.300}") from error
-    return pa.table({name: _convert_objects(column, problems) for name, column in objects.items()})
+    return pa.table(
+        {
+            name: _convert_objects(column, problems, is_key=name in names[1:])
+            for name, column in objects.items()
+        }
+    )
 
 
 def _refuse_object_columns(source: Any, names: tuple[str, ...]) -> None:
@@ -262,11 +288,13 @@ def _refuse_object_columns(source: Any, names: tuple[str, ...]) -> None:
         raise TypeError("a column of Python objects")
 
 
-def _convert_objects(column: list[Any], problems: dict[int, str]) -> Any:
+def _convert_objects(column: list[Any], problems: dict[int, str], *, is_key: bool) -> Any:
     values: list[bytes | None] = []
     for row, value in enumerate(column):
         data: object = value
         if isinstance(value, str):
+            if is_key and not value:
+                problems[row] = EMPTY_KEY
             try:
                 data = value.encode()
             except UnicodeEncodeError as error:
@@ -326,22 +354,20 @@ def _decode_views(array: Any) -> Any:
         pa.types.is_string_view(column_type.value_type)
         or pa.types.is_binary_view(column_type.value_type)
     ):
-        return pa.DictionaryArray.from_arrays(array.indices, _cast_to_binary(array.dictionary))
+        return pa.DictionaryArray.from_arrays(array.indices, _cast(array.dictionary))
     return array
 
 
 def _build_column(array: Any) -> Column:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    return Column(
-        array if any(has_type(array.type) for has_type in _HAS_EDGES) else _cast_to_binary(array)
-    )
+    return Column(array if any(has_type(array.type) for has_type in _HAS_EDGES) else _cast(array))
 
 
-def _cast_to_binary(array: Any) -> Any:
-    if pa.types.is_string_view(array.type):
-        array = array.cast(pa.large_string())
-    return array.cast(pa.large_binary())
+def _cast(array: Any) -> Any:
+    """Return a column of views, or of bytes of a fixed width, with edges."""
+    is_view_of_text = pa.types.is_string_view(array.type)
+    return array.cast(pa.large_string() if is_view_of_text else pa.large_binary())
 
 
 class TableSender:

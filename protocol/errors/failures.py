@@ -311,7 +311,7 @@ class AddressError(KeylaneError):
 
     code = 1400
     summary = "cannot listen there"
-    hint = "Choose another port, or 0 for any free one."
+    hint = "Choose another port with --port, or --port 0 for any free one."
     port = Detail(int)
     host = Detail(str)
 

@@ -233,9 +233,8 @@ class Reason(enum.Enum):
             "the parent's"
         ),
         (
-            "End a process forked in a handler with os._exit(0) when its work is done. Or "
-            "start programs with subprocess or multiprocessing, whose processes never return "
-            "into the handler."
+            "End a process forked in a handler with os._exit(0), or start it with subprocess or "
+            "multiprocessing: such processes never return into the handler."
         ),
     )
     """A forked child process has returned to its parent's event loop, in which a client is open.
@@ -662,10 +661,12 @@ class Reason(enum.Enum):
         1275,
         "BusyError",
         "the messages of this key are being redriven",
-        "Edit it once it is parked again: a consumer may already have its old value.",
+        "Edit or skip it once it is parked again: a consumer may already have it as it was.",
         RetryRule.LATER,
     )
-    """A parked message cannot be edited while consumers are handling messages of its key."""
+    """A parked message can be neither edited nor skipped while consumers are handling messages of
+    its key.
+    """
     # NotFoundError
     BROKER_GROUP_UNKNOWN = (
         1154,
@@ -1034,8 +1035,8 @@ class Reason(enum.Enum):
         "SchemaError",
         "the tables of fenced effects are older than this keylane",
         (
-            "Upgrade them with await keylane.sink.create_tables(engine), or with "
-            "keylane.sink.alembic in your migrations."
+            "They are from before the first release and cannot be upgraded: let the group handle "
+            "its messages, drop them, and await keylane.sink.create_tables(engine)."
         ),
     )
     """The tables of fenced effects were created by an older version of keylane."""
@@ -1046,6 +1047,18 @@ class Reason(enum.Enum):
         "Install the version of keylane that created them.",
     )
     """The tables of fenced effects were created by a newer version of keylane."""
+    SINK_OTHER_CLUSTER = (
+        1277,
+        "SchemaError",
+        "the tables have effects of a group of this name in another cluster",
+        (
+            "Use another database or prefix; or, if that cluster is gone, stop the consumers and "
+            "await keylane.sink.forget(engine, subject, group, fences=True)."
+        ),
+    )
+    """The tables of fenced effects have effects of this subject and group from another cluster,
+    whose partition ids, offsets and tokens are unrelated. Nothing was written.
+    """
     # StoryError
     STORY_STUCK = (
         1281,
@@ -1228,11 +1241,9 @@ class Reason(enum.Enum):
         "RowsError",
         "a repeated task gave other rows",
         (
-            "Make each task produce the same rows every time: read fixed ranges, and sort "
-            "within each task (sortWithinPartitions), because a shuffle delivers rows in any "
-            "order. A stream whose checkpoint was restored from an older copy, or lost its "
-            "offsets, has different rows under batch numbers that were already written: give it "
-            "a new checkpointLocation."
+            "Make each task produce the same rows every time: read fixed ranges, and sort after a "
+            "shuffle (sortWithinPartitions). Give a stream a new checkpointLocation if its "
+            "checkpoint is an older copy or lost its offsets."
         ),
     )
     """A task of a write was run twice, and produced different rows the second time. No part of the
@@ -1312,7 +1323,7 @@ class Reason(enum.Enum):
         "JobError",
         "the rows do not cover the subject's messages",
         (
-            "Nothing is published. Reprocess all of the subject into itself (--to the same "
+            "Nothing is published. Reprocess all of the subject into itself (--target the same "
             "subject, --hidden), from an earlier start."
         ),
     )

@@ -13,7 +13,7 @@ class ConfigError(KeylaneError):
 
     code = 1001
     summary = "the settings cannot work"
-    hint = "Nothing was started. Fix everything that the message names, then try again."
+    hint = "Nothing was done. Fix everything that the message names, then try again."
     problems = Detail(int)
     """The number of problems."""
     path = Detail(str)
@@ -35,6 +35,16 @@ class HandlerTypeError(ConfigError, TypeError):
         "Give a function that takes one message and does its work when called or awaited: not a "
         "generator, no yield."
     )
+
+
+_EXTRA_BY_DRIVER = {"aiosqlite": "server", "asyncmy": "mysql", "asyncpg": "postgresql"}
+"""The extra that brings each driver of a database."""
+_URL_BY_OTHER_DRIVER = {
+    "MySQLdb": ("mysql+asyncmy://", "mysql"),
+    "psycopg": ("postgresql+asyncpg://", "postgresql"),
+    "psycopg2": ("postgresql+asyncpg://", "postgresql"),
+}
+"""The URL to use instead of one whose driver no extra brings, and the extra of its driver."""
 
 
 class MissingExtraError(ConfigError, ModuleNotFoundError):
@@ -63,6 +73,26 @@ class MissingExtraError(ConfigError, ModuleNotFoundError):
         missing = cls(text, extra=extra, package=package)
         missing.name = package
         return missing
+
+    @classmethod
+    def of_driver(cls, error: ModuleNotFoundError) -> ConfigError:
+        """Return the error for the URL of a database whose driver is not installed."""
+        driver = error.name or ""
+        if driver in _URL_BY_OTHER_DRIVER:
+            url, other_extra = _URL_BY_OTHER_DRIVER[driver]
+            return cls(
+                f"the URL of the database needs {driver}, which is not installed, and which no "
+                f"extra brings: begin the URL with {url}, whose driver the extra "
+                f'"{other_extra}" brings. In your clone of keylane: '
+                f"pip install '.[{other_extra}]'",
+                extra=other_extra,
+                package=driver,
+            )
+        extra = _EXTRA_BY_DRIVER.get(driver)
+        missing = cls.of(error, "the URL of the database", extra) if extra else error
+        if isinstance(missing, ConfigError):
+            return missing
+        return ConfigError(f"the driver in the URL of the database cannot be used: {error}")
 
 
 class RefusedError(KeylaneError):
@@ -584,9 +614,8 @@ class UnauthenticatedError(RefusedError):
     summary = "the caller is not known"
     hint = (
         "Give a token of this cluster: token=, KEYLANE_TOKEN_FILE or KEYLANE_TOKEN. An "
-        "administrator makes one with keylane access token create PRINCIPAL. A client identified "
-        "by its certificate needs one that has not expired: replace its files, and it "
-        "continues by itself."
+        "administrator makes one with keylane access token create PRINCIPAL. If the client's "
+        "certificate has expired, replace its files, and it continues by itself."
     )
     problem = Detail(str)
 

@@ -3,15 +3,15 @@
     bytes that are UTF-8 text      "value": "paid"
     other bytes                    "value_base64": "/w=="
 
-The same applies to `key`. `properties` is an object with the text properties, and
-`properties_base64` is one with the bytes properties. If the stored properties cannot be decoded,
-because another program wrote them, `properties_base64` is a string with all their bytes. This
-occurs only in output; it is not allowed in a message to send.
+The same applies to `key`, which is null for a message without a key. `properties` is an object with
+the text properties, and `properties_base64` is one with the bytes properties. If the stored
+properties cannot be decoded, because another program wrote them, `properties_base64` is a string
+with all their bytes. This occurs only in output; it is not allowed in a message to send.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import msgspec
 
@@ -67,14 +67,19 @@ def message_parts(parsed: MessageObject) -> KeyValueProperties:
     Return the key, the value and the properties of a parsed object.
 
     Raises:
-        InvalidRequestError: the object has no value, two values, two keys, or two properties with
-            the same name; or its `properties_base64` is a string.
+        InvalidRequestError: the object has no value, two values, two keys, an empty key, or two
+            properties with the same name; or its `properties_base64` is a string.
     """
     properties = _parse_properties(parsed)
     key = (parsed.key or "").encode()
     if parsed.key_base64 is not None:
         _check_not_both("key", parsed.key)
         key = parsed.key_base64
+    if not key and (parsed.key is not None or parsed.key_base64 is not None):
+        raise InvalidRequestError(
+            "not a message in JSON: the key is empty; leave it out, or give null, for a message "
+            "without a key, which has no order"
+        )
     if parsed.value_base64 is not None:
         _check_not_both("value", None if parsed.value is msgspec.UNSET else parsed)
         return key, parsed.value_base64, properties
@@ -117,6 +122,19 @@ def bytes_field(name: str, data: bytes) -> dict[str, str | bytes]:
         return {name: data.decode()}
     except UnicodeDecodeError:
         return {f"{name}_base64": data}
+
+
+class KeyField(TypedDict, total=False):
+    """The key of a message: `key`, or `key_base64` if it is not UTF-8."""
+
+    key: str | None
+    """None for a message without a key."""
+    key_base64: bytes
+
+
+def key_field(key: bytes | None) -> KeyField:
+    """Return the field of a key."""
+    return cast(KeyField, bytes_field("key", key)) if key else {"key": None}
 
 
 def properties_fields(packed: bytes) -> dict[str, dict[str, str] | dict[str, bytes] | bytes]:

@@ -247,8 +247,8 @@ class RowReader:
         Return the rows of a record batch.
 
         Raises:
-            RowsError: a value is null or too large, a property is not a string, or a time does not
-                fit into 64-bit nanoseconds.
+            RowsError: a value is null or too large, a key is an empty text, a property is not a
+                string, or a time does not fit into 64-bit nanoseconds.
         """
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         values = Column(columns["value"])
@@ -326,6 +326,9 @@ class RowReader:
         sizes = values.lengths
         if keys is not None:
             key_bytes = keys.lengths
+            if len(keys.empty_texts):
+                row = int(keys.empty_texts[0])
+                raise self._row_error("key", row, "an empty text: null means no key")
             if int(key_bytes.max(initial=0)) > KEY_BYTES_MAX:
                 row = int(np.argmax(key_bytes > KEY_BYTES_MAX))
                 raise self._row_error("key", row, f"{key_bytes[row]} bytes, over {KEY_BYTES_MAX}")

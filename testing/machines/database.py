@@ -8,6 +8,7 @@ statement only once. A new cluster starts with a copy of the empty database.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import sqlite3
 import weakref
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.pool import StaticPool
 
+from ...metaserver.sql.cluster_facts import store_cluster_id
 from ...metaserver.sql.dialect import prepare_sqlite
 from ...metaserver.sql.schema import metadata
 from ...protocol.clock import Clock
@@ -114,6 +116,8 @@ class MemoryDatabase:
         self._connection, raw, clock, empty = shared_connection()
         clock.machine = machine
         raw.deserialize(empty)
+        # The operating system draws it, so that two clusters of one seed differ.
+        self.transact(store_cluster_id, secrets.token_hex(16))
 
     def transact(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs

@@ -13,9 +13,9 @@ folder=${1:?a folder for the root of Debian}
 suite=${2:-trixie}
 repository=$(cd "$(dirname "$0")/../.." && git rev-parse --show-toplevel)
 
-# The commands of the section "Quick start": lines of code, without a prompt and a remark.
-commands=$(awk '/^## /{ inside = $0 == "## Quick start" } inside && /^```/{ exit } inside && /^    /' \
-    "$repository/README.md" | sed -nE 's/^    \$ //p; s/^    (python3|pip|keylane) /\1 /p' | sed -E 's/  +# .*//')
+# The commands of the section "Quick start", without their prompts.
+commands=$(awk '/^## /{ inside = $0 == "## Quick start" } inside && /^```python/{ exit } inside' \
+    "$repository/README.md" | sed -n 's/^\$ //p')
 
 if [ ! -x "$folder/usr/bin/git" ]; then
     debootstrap --variant=minbase --include=python3,python3-venv,make,git,ca-certificates \

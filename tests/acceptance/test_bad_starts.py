@@ -5,17 +5,24 @@ shell that completes names without a cluster.
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from keylane.cli.completion import WAIT_S_MIN
 from support.ports import free_port
 from support.server_process import run_keylane
 
 pytestmark = pytest.mark.acceptance
 ROOT = Path(__file__).resolve().parents[2]
+ATTEMPTS = 5
+BUSY = 1.25
+"""The factor by which the same process may take longer on a busy machine."""
 
 
 def test_import_is_refused_when_python_is_too_old():
@@ -76,6 +83,34 @@ def test_completion_prints_nothing_when_there_is_no_cluster(shell):
     address = f"127.0.0.1:{free_port()}"
     assert _completed(shell, address, "keylane subject describe o").strip() == ""
     assert "describe" in _completed(shell, address, "keylane subject desc")
+
+
+@pytest.mark.parametrize("connects", [True, False])
+def test_completion_takes_half_a_second_when_a_metaserver_is_silent(connects):
+    """Or, where the command alone takes longer, as long as that and a short wait."""
+    refused = f"127.0.0.1:{free_port()}"
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=64 * connects) as silent,
+        ExitStack() as waiting,
+    ):
+        host, port = silent.getsockname()
+        for _ in range(0 if connects else 4):  # then the kernel answers no further connection
+            client = waiting.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex((host, port))
+        attempts = [
+            [_completion_s(address) for address in (refused, f"{host}:{port}")]
+            for _ in range(ATTEMPTS)
+        ]
+    refused_s, silent_s = map(min, zip(*attempts, strict=True))
+    assert silent_s < max(0.5, BUSY * refused_s + WAIT_S_MIN)
+
+
+def _completion_s(address: str) -> float:
+    """The time, in seconds, that a process takes to complete a name that no metaserver gives."""
+    started_s = time.monotonic()
+    assert _completed("bash", address, "keylane subject describe o").strip() == ""
+    return time.monotonic() - started_s
 
 
 def _completed(shell: str, address: str, words: str) -> str:

@@ -530,6 +530,10 @@ def test_dev_refuses_a_port_in_use(dev, tmp_path):
     done = keylane("dev", "--data", str(tmp_path / "data"), "--port", port)
     assert_error(done, "AddressError", 1400)
     assert f"127.0.0.1:{port}: the port is in use" in done.stderr
+    assert (
+        f"The metaserver and 2 brokers use the ports {port} to {int(port) + 2}: choose others with "
+        "--port, or --port 0 for any free ones."
+    ) in done.stderr
     assert not (tmp_path / "data").exists()
     assert dev.run("subject", "list").returncode == 0
 
@@ -651,13 +655,13 @@ def test_several_metaservers_are_given_with_commas(dev):
 
 def test_move_of_unknown_names_lists_the_known_ones(dev):
     """Partitions and broker groups, and the commands that list them."""
-    done = dev.run("subject", "move", "99999", "--to", "broker-1")
+    done = dev.run("subject", "move", "99999", "--broker-group", "broker-1")
     assert_error(done, "PartitionUnknownError", 1113)
     assert "there is no partition 99999; open partitions: 1, 2" in done.stderr
     assert "keylane subject describe" in done.stderr
     (described,) = dev.json("subject", "describe", "ready")
     partition = str(described["partitions"][0]["partition_id"])
-    done = dev.run("subject", "move", partition, "--to", "nowhere")
+    done = dev.run("subject", "move", partition, "--broker-group", "nowhere")
     assert_error(done, "NotFoundError", 1154)
     assert (
         "there is no broker group 'nowhere'; the known ones are: broker-1, broker-2" in done.stderr

@@ -31,6 +31,12 @@ def test_readme_shows_the_lines_that_were_counted():
     assert load("count").table() in (ROOT / "README.md").read_text()
 
 
+def test_translation_of_readme_shows_the_lines_that_were_counted():
+    rows = [row.split(" | ")[:2] for row in load("count").table().splitlines()[2:]]
+    text = (ROOT / "README.zh.md").read_text()
+    assert [name for name, count in rows if f"\n{name} | {count} | " not in text] == []
+
+
 def test_count_leaves_out_comments_docstrings_and_blank_lines():
     code = '"""A.\n\nB.\n"""\n\nimport os\n\n\ndef f(\n    a,\n):\n    """C."""\n    # D\n    return """\n    x"""  # E\n'
     assert load("count").count_lines(code) == 6

@@ -131,7 +131,7 @@ async def test_ack_by_hand(cluster, tmp_path):
 
 async def test_refuse_a_paused_owner(cluster, tmp_path):
     """The page about it shows what the program prints, but for the tokens."""
-    await cluster.create("payments", partitions=1)
+    await cluster.create("orders", partitions=1)
     lines = run(cluster, "refuse_a_paused_owner.py", str(tmp_path / "billing.db"))
     page = ROOT / "docs" / "do" / "fence-effects.md"
     (shown,) = [block.text.splitlines() for block in blocks_of(page) if block.language == "text"]
@@ -172,8 +172,8 @@ async def test_spark_reprocessing(cluster, tmp_path):
     made = tmp_path / "made"
     run_python(
         cluster,
-        *("-m", "keylane.cli", "spark", "reprocess", "--from", "orders"),
-        *("--to", f"parquet:{made}", "--job", "jobs:in_cents"),
+        *("-m", "keylane.cli", "spark", "reprocess", "--source", "orders"),
+        *("--target", f"parquet:{made}", "--job", "jobs:in_cents"),
         environment=environment,
         folder=project,
     )

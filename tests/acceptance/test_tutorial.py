@@ -4,11 +4,16 @@ page shows.
 
 from __future__ import annotations
 
+import asyncio
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from keylane.outbox import create_tables
 from support.pages import Walk, blocks_of
 from support.ports import free_port
 from tidy.tree import PROJECT, ROOT
@@ -42,3 +47,22 @@ def test_tutorial_installs_extras_that_there_are():
     (once,) = [block for block in blocks_of(TUTORIAL) if block.title == "once"]
     (extras,) = re.findall(r"\.\[([\w,]+)\]", once.text)
     assert set(extras.split(",")) <= set(PROJECT["project"]["optional-dependencies"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_sender_of_the_tutorial_ends_quietly_at_a_signal(tmp_path: Path, number: signal.Signals):
+    (sender,) = [block for block in blocks_of(TUTORIAL) if block.title == "sender.py"]
+    (tmp_path / "sender.py").write_text(sender.text)
+    asyncio.run(create_tables(f"sqlite:///{tmp_path / 'shop.db'}"))
+    with subprocess.Popen(
+        [sys.executable, "-P", "-u", "sender.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "sending what the shop commits\n"
+        process.send_signal(number)
+        rest = process.stdout.read()
+    assert (process.returncode, rest) == (0, "")

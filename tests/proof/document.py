@@ -1,5 +1,5 @@
-"""docs/PROOF.md out of docs/proof.jsonl: runs, their versions, their findings. Pure but for the
-paths.
+"""Writes docs/PROOF.md from docs/proof.jsonl: runs, their versions, their findings. Pure except for
+the paths.
 """
 
 from __future__ import annotations
@@ -20,31 +20,47 @@ TITLE = "# What was proven, and how\n"
 HEAD = """
 ## How to read it
 
-`make proof` writes this page out of `docs/proof.jsonl`; it is not edited by hand.
-Each row is one share that was really run; a version with `+` had changes that were not committed yet.
-Each table has the shares of the newest version that it was run on, and so do the five lines above; a line below the table
-sums up those of earlier versions. Faults that a share found, and how they were mended, are in the log of commits.
-`make proof SEEDS=2000 FIRST=4000 FEATURES=0 FOLLOWED=0 FOLLOWED_FEATURES=0 LIMIT=0 KILLS=0 CYCLES=0` runs one share of the simulation alone; `SEEDS=0` leaves it out.
-`make proof RANDOM=2000 FEATURES=0 FOLLOWED=0 FOLLOWED_FEATURES=0 LIMIT=0 KILLS=0 CYCLES=0` draws the seeds at random from [10^6, 10^9); the row has the number of the drawing,
-with which `DRAWING=` gives the same seeds again, and the digest of their list.
+`make proof` writes this page from `docs/proof.jsonl`; nobody edits it by hand.
+Each row is one share, that is, one run that really took place. A version with `+` had changes that were not committed yet.
+Each table shows the shares of the newest version that it was run on, and the five lines above count the same shares.
+A line below the table sums up the shares of earlier versions. The commit log says which faults a share found, and how they were fixed.
 
-One checker (`checker/`) judges the simulation, the runs of real processes and the demo.
-It looks for: lost, phantom, duplicate, inversion, skip, nonmonotonic, stale effect, late start, duplicate token,
-two grants, starvation, silent loss.
+To run one share of the simulation alone (`SEEDS=0` leaves the simulation out):
+
+    make proof SEEDS=2000 FIRST=4000 FEATURES=0 FOLLOWED=0 FOLLOWED_FEATURES=0 LIMIT=0 KILLS=0 CYCLES=0
+
+To draw the seeds at random from [10^6, 10^9):
+
+    make proof RANDOM=2000 FEATURES=0 FOLLOWED=0 FOLLOWED_FEATURES=0 LIMIT=0 KILLS=0 CYCLES=0
+
+The row then has the number of the drawing and a digest of its seeds. `DRAWING=` with that number draws the same seeds again.
+
+One checker (`checker/`) judges the simulation, the runs of real processes, and the demo.
+It looks for these violations: lost, phantom, duplicate, inversion, skip, nonmonotonic, stale effect, late start,
+duplicate token, two grants, starvation, silent loss.
 """
 SIMULATION = """
 ## Simulation
 
-The programs' own code in virtual time: network (delay, loss, doubled and late calls, one-way cuts, resets, replies lost
-after their effect), clocks (offset, drift of 5 %, jumps of an hour), pauses, crashes and restarts of every program, power
-losses with torn and lost writes, stalled, failing and full disks; sends, resizes, splits, merges, moves, evacuations,
-joins and leaves; in most seeds, users who open an object again, copy it with a fork, give it generators that repeat, send
-from two tasks, cancel any waiting call, flush instead of awaiting futures, wrap handlers, raise odd errors, go on after a
-cancellation, run until a signal, redeploy, share a group, use what is open from another thread with an event loop of its
-own, and have keys that fail for ever; in one seed of eight, silent brokers given up, the progress of consumer groups set
-anew, old messages removed; in one of sixteen, a disk lost for good whose loss an operator accepts; in another one of
-sixteen, a broker that dies around the creation of a second subject and stays away until that is open.
-Then everything is healed and has to drain. `make sim SEED=k` replays one seed.
+The programs' own code runs in virtual time, with these faults:
+
+* the network delays, loses and doubles calls, delivers them late, cuts one direction, resets connections, and loses replies after their call took effect
+* clocks have offsets, drift by 5 %, and jump by an hour
+* every program is paused, crashed and restarted
+* power fails, and writes are torn or lost; disks stall, fail and fill up
+
+Meanwhile subjects get messages, are resized, split, merged, moved and evacuated, and consumers join and leave.
+
+In most seeds, users do what manuals warn of. They reopen an object, copy it with a fork, and give it generators that repeat.
+They send from two tasks, cancel any waiting call, and flush instead of awaiting futures.
+They wrap handlers, raise odd errors, and continue after a cancellation. They run until a signal, redeploy, and share a group.
+They use an open client from another thread with its own event loop, and have keys that fail forever.
+
+In one seed of eight, silent brokers are given up, the progress of consumer groups is reset, and old messages are removed.
+In one of sixteen, a disk is lost for good, and an operator accepts the loss.
+In another one of sixteen, a broker dies while a second subject is created, and stays away until that subject is open.
+
+Then every fault is repaired, and the cluster has to drain. `make sim SEED=k` replays one seed.
 
 | date | version | seeds | faults | events | violations | seconds |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -52,20 +68,19 @@ Then everything is healed and has to drain. `make sim SEED=k` replays one seed.
 FEATURES = """
 ## Features at work
 
-The same programs and faults, in seeds from 2 * 10^9 on; each seed has one of these beside a usual subject:
+The same programs and faults, in seeds from 2 * 10^9 on. Each seed has one of these features beside a usual subject:
 
-* a subject and its consumer group deleted and created anew under the same names, with programs that were frozen meanwhile:
-  nothing sent to the deleted one is in the new one, no progress is taken over, no partition id is used again, and no broker
-  has a partition of the deleted one at the end;
-* a static subject given more queues: each queue keeps its number, its logic offsets and its first half;
-* messages for a later delivery, some of them canceled: each accepted one comes once, not before its time, a canceled one
-  never;
-* tables of rows sent by producers that resizes and closes interrupt: the order of each key, and what the call says of them;
-* first messages of a subject that is not created yet, by three producers at once: it is one subject;
-* two programs with one outbox, frozen in turn, so that each wakes up when the other has taken over: the order of the commits.
+* A subject and its consumer group are deleted, and created again under the same names, while some programs are frozen.
+  Nothing that was sent to the deleted subject is in the new one, no progress is taken over, and no partition id is reused.
+  At the end no broker has a partition of the deleted subject.
+* A static subject gets more queues: each queue keeps its number, its logic offsets and its first half.
+* Messages are scheduled, and some of them canceled: each accepted message comes once, not before its time, and a canceled one never.
+* Producers send tables of rows while resizes and closes interrupt them: each key keeps its order, and the call reports what happened to each row.
+* Three producers send first messages to a subject that does not exist yet: it becomes one subject.
+* Two programs with one outbox are frozen in turn, so each wakes up after the other has taken over: the order of the commits is kept.
 
-The judges read what was sent and told, the disks, and what handlers saw; the database only for the ids of groups and routes.
-`make sim WORLD=features SEEDS=100` runs some.
+The judges read what was sent, what the clients were told, the disks, and what handlers received; they read the database only for the ids of groups and routes.
+`make sim WORLD=features SEEDS=100` runs some of these seeds.
 
 | date | version | seeds | faults | events | violations | seconds |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -73,13 +88,19 @@ The judges read what was sent and told, the disks, and what handlers saw; the da
 FOLLOWED = """
 ## Followed
 
-The usual stories once more, in seeds from 3 * 10^9 on, with one to three readers that follow the subject (`Reader`) and at times
-a broadcast consumer: they begin at the beginning, at a time or at the end, want one key or all, are slow or give up waiting
-and ask again, are killed, frozen, cut off, closed, and opened again at the positions that they kept, or at none.
-Their judge reads what was sent and told and the disks at the end, and no lineage: of each key the order, nothing twice but
-what was given behind the kept positions, everything that is owed and was on no lost disk. What retention has taken a reader may miss
-only if it was told so: when it was opened, or by a broker or a metaserver while it read.
-`make sim WORLD=followed SEEDS=100` runs some.
+The usual stories again, in seeds from 3 * 10^9 on. One to three readers (`Reader`) follow the subject, and at times a broadcast consumer does too.
+They start at the beginning, at a time, or at the end, and read one key or all keys.
+They are slow, or they stop waiting and ask again. They are killed, frozen, cut off and closed.
+They are reopened at the positions that they kept, or without positions.
+
+Their judge reads what was sent, what the clients were told, and the disks at the end, but no lineage. It checks that
+
+* the messages of each key come in order
+* no message comes twice, unless it lies after the kept positions
+* every message comes that the reader is owed and that was on no lost disk
+
+A reader may miss messages that retention removed only if it was told so: when it was opened, or later by a broker or a metaserver.
+`make sim WORLD=followed SEEDS=100` runs some of these seeds.
 
 | date | version | seeds | faults | events | violations | seconds |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -87,11 +108,11 @@ only if it was told so: when it was opened, or by a broker or a metaserver while
 FOLLOWED_FEATURES = """
 ## Followed features
 
-The stories of features, in seeds from 4 * 10^9 on, with such followers of the subject of the feature: of three seeds one is cut
-over, one is deleted and created anew, the third has each feature in turn.
-Across a publication a message comes once, as itself or as the row that was made of it, in the order of its key; a reader
-that is opened with the positions of before goes on behind them. Of a subject and a later one of its name no reader gives both.
-`make sim WORLD=followed_features SEEDS=100` runs some.
+The stories of features, in seeds from 4 * 10^9 on, with the same kinds of followers on the subject of the feature.
+Of three seeds, one cuts the subject over, one deletes it and creates it again, and the third has each feature in turn.
+After a publication, each message comes once and in the order of its key: either the message itself, or the row that was made of it.
+A reader that is reopened at kept positions continues after them. No reader returns messages both of a deleted subject and of a later one with the same name.
+`make sim WORLD=followed_features SEEDS=100` runs some of these seeds.
 
 | date | version | seeds | faults | events | violations | seconds |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -99,20 +120,23 @@ that is opened with the positions of before goes on behind them. Of a subject an
 PROCESSES = """
 ## Real processes
 
-A metaserver, two brokers, three consumers and a producer on loopback, 10,000 keys, a ttl of one second: consumers
-stopped inside a handler for 1 to 10 ttl, every program killed, the ways between consumers, brokers and the metaserver cut
-in one direction or both, calendars an hour off, of all programs or of one, while the subject goes from 2 to 4, 8, 3 and back to 2 partitions.
-Two control runs, with the broker's look at tokens and with the drain rule taken out, have to show harm.
-When all programs have ended, a judge that imports nothing of the product (`tests/judge/`) reads the brokers' segments by
-docs/FORMATS.md and compares them with what the clients wrote down; its column has acked, handled, and what it found wrong.
-It reads what groups have parked, too: a parked message may be acked without having been handled, but no later message of
-its key may pass it, and what is parked no longer must have been handled.
+A metaserver, two brokers, three consumers and a producer run on loopback, with 10,000 keys and a ttl of one second.
+Consumers are stopped inside a handler for 1 to 10 ttl, and every program is killed.
+The network between consumers, brokers and the metaserver is cut in one direction or both.
+Calendars are an hour off, those of all programs or of one.
+Meanwhile the subject goes from 2 partitions to 4, 8, 3 and back to 2.
 
-A handler begins with its first line, the worker's look at its lease comes just before. A process that the test stops
-between the two wakes up late without a fault of its own; that is counted as "stopped at a first line", and
-`tests/crash/test_troubled_processes.py` brings it about. A first line behind the lease's end without such a stop is
-a late start, unless it came within two milliseconds of a look that was in time: the margin of a lease is longer.
-In rows without that count stops were not told apart: such a stop is a late start there, and two grants with it.
+Two control runs have to show harm: one without the broker's check of tokens, and one without the drain rule.
+When all programs have ended, a judge that imports nothing of the product (`tests/judge/`) reads the brokers' segments by
+docs/FORMATS.md, and compares them with what the clients wrote down. Its column shows how many messages were acked and handled, and what was wrong.
+The judge also reads what groups have parked. A parked message may be acked without having been handled, but no later message of
+its key may pass it, and a message that is no longer parked must have been handled.
+
+A handler starts with its first line, and the worker checks its lease just before that. A process that the test stops
+between the two wakes up late, which is not its own fault. Such stops are counted as "stopped at a first line", and
+`tests/crash/test_troubled_processes.py` causes them. A first line after the lease's end without such a stop is
+a late start, unless the lease was checked in time and at most two milliseconds before: the margin of a lease is longer.
+Rows without that count did not tell such stops apart: there, a stop counts as a late start, and leads to two grants.
 
 | date | version | cycles | faults | messages | events | stale effects | late starts | inversions | other | stopped at a first line | judge: acked, handled, wrong | control: stale effects | control: skips | seconds |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -120,7 +144,7 @@ In rows without that count stops were not told apart: such a stop is a late star
 MUTANTS = """
 ## Mutants
 
-Bugs put in on purpose, one at a time; the seeds go on until one catches it.
+Bugs are put in on purpose, one at a time, and seeds are run until one of them catches the bug.
 
 | date | version | mutants | caught | seeds at most | seconds |
 | --- | --- | --- | --- | --- | --- |
@@ -128,10 +152,12 @@ Bugs put in on purpose, one at a time; the seeds go on until one catches it.
 KILLS = """
 ## Kill points
 
-A real broker killed at every point of its work on the disk, each time that it gets there, with both indexes; its index
-work killed likewise; stops at any moment: all of `tests/crash/`. `make test` has a sample of it, `make kills` runs it alone.
-A row of "all" has also what else `make test` leaves out: seeds that found a fault once, stores cut at every byte;
-`make proof KILLS=crash SEEDS=0 FEATURES=0 FOLLOWED=0 FOLLOWED_FEATURES=0 LIMIT=0 CYCLES=0` runs `tests/crash/` without these.
+A real broker is killed at every point of its work on the disk, each time that it gets there, with both indexes. Its index
+work is killed in the same way, and it is stopped at arbitrary moments: these are all the tests of `tests/crash/`. `make test` runs a sample of them, and `make kills` runs them alone.
+A row of "all" includes what else `make test` leaves out: seeds that found a fault once, and stores cut at every byte.
+This command runs `tests/crash/` without these:
+
+    make proof KILLS=crash SEEDS=0 FEATURES=0 FOLLOWED=0 FOLLOWED_FEATURES=0 LIMIT=0 CYCLES=0
 
 | date | version | folders of tests | tests | failed | seconds |
 | --- | --- | --- | --- | --- | --- |
@@ -166,8 +192,8 @@ def document(shares: str) -> str:
         )
         if before:
             versions = len({share["version"] for share in before})
-            told = earlier([share[name] for share in before])
-            text += f"\nOn {_counted(versions, 'earlier version')}: {told}.\n"
+            summed = earlier([share[name] for share in before])
+            text += f"\nOn {_counted(versions, 'earlier version')}: {summed}.\n"
         if name == "processes" and newest:
             faults = ", ".join(f"{kind} {n}" for kind, n in newest[-1][name]["faults"].items())
             text += f"\nFaults of the latest run: {faults}.\n"
@@ -252,38 +278,31 @@ def _summary(read: list[dict[str, Any]]) -> str:
     bad_before = sum(len(sim["bad_seeds"]) for sim in before)
     lines = [
         (
-            "**Promised**: a message that was acked is kept; messages of one key are handled in "
-            "the order in which they "
-            "were sent; no consumer handles what was granted to another."
+            "**Promised**: an acked message is kept; messages of one key are handled in the order in "
+            "which they were sent; no consumer handles messages that were granted to another."
         ),
         (
             f"**Done to break it**: {totals.faults:,} faults (programs killed, power cut, disks and "
-            f"networks broken, clocks set "
-            f"wrong) in {totals.seeds:,} simulated runs and in runs of real programs with "
-            f"{totals.messages:,} messages; in {totals.with_users:,} of the "
-            f"simulated ones users did what "
-            "manuals warn of."
+            f"networks broken, clocks set wrong) in {totals.seeds:,} simulated runs and in runs of "
+            f"real programs with {totals.messages:,} messages. In {totals.with_users:,} of the "
+            "simulated runs users did what manuals warn of."
         ),
         (
             f"**Random**: {totals.drawn:,} of the simulated runs have seeds drawn from a thousand "
-            f"million; the others have "
-            "numbers that follow each other."
+            "million; the others have consecutive seeds."
         ),
         (
             f"**Found**: {totals.bad:,} of the simulated runs ended with a fault, of the product or of "
-            f"the simulation itself; "
-            f"before, on earlier versions, {_sum(before, 'seeds'):,} runs had {bad_before:,}.\n"
-            "   Each was repaired, and has been "
-            "replayed by the tests since.\n   In the runs of real programs one judge counted "
-            f"{totals.violations:,} violations, and another, which shares no code with the product and reads "
-            f"the disks, "
-            f"{totals.found:,} among "
-            f"{totals.acked:,} acked messages."
+            f"the simulation itself. On earlier versions {_sum(before, 'seeds'):,} runs had "
+            f"{bad_before:,}.\n"
+            "   Each was repaired, and the tests have replayed it since.\n"
+            f"   In the runs of real programs one judge counted {totals.violations:,} violations. "
+            "Another judge, which shares no code with the product and reads the disks, found "
+            f"{totals.found:,} errors among {totals.acked:,} acked messages."
         ),
         (
             f"**The judge, judged**: of {totals.bugs:,} faults built into the programs on purpose, "
-            f"one at a time, "
-            f"{totals.caught:,} were caught."
+            f"one at a time, {totals.caught:,} were caught."
         ),
     ]
     return "".join(f"\n{number}. {line}" for number, line in enumerate(lines, 1)) + "\n"

@@ -46,9 +46,9 @@ def test_command_plans_runs_once_and_compares(
     runner = CliRunner()
 
     def command(function: str, folder: str, *more: str, status: int = 0):
-        arguments = ["spark", "reprocess", "--from", "orders", "--meta", file_cluster.meta]
+        arguments = ["spark", "reprocess", "--source", "orders", "--meta", file_cluster.meta]
         arguments += [
-            "--to",
+            "--target",
             f"parquet:{tmp_path / folder}",
             "--job",
             f"job_of_the_command:{function}",
@@ -73,10 +73,10 @@ def test_command_plans_runs_once_and_compares(
     assert "1 key with other rows" in text
     assert "k2" in text
     with pytest.raises(AssertionError, match="needs --folder"):
-        command("keep", "x", "--to", "orders")
+        command("keep", "x", "--target", "orders")
     with pytest.raises(AssertionError, match="--replace --groups-from"):
-        command("keep", "x", "--to", "orders", "--folder", str(tmp_path / "x"))
-    goal = ("--to", "cleaned", "--partitions", "2", "--folder", str(tmp_path / "three"))
+        command("keep", "x", "--target", "orders", "--folder", str(tmp_path / "x"))
+    goal = ("--target", "cleaned", "--partitions", "2", "--folder", str(tmp_path / "three"))
     assert f"to do: {COUNT} rows" in command("drop", "three", *goal, "--plan")
     for _ in range(2):
         assert "the rows are published in cleaned" in command("drop", "three", *goal)

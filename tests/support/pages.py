@@ -236,24 +236,32 @@ class Walk:
         return re.sub(r"\b\d{2,7}\b", lambda number: self.seen[number[0]], command)
 
     def _matches(self, expected: str, printed: str) -> bool:
-        """True if the lines are the same but for what differs from run to run; notes process ids."""
-        pattern, ids, at = "", [], 0
-        for volatile in VOLATILE.finditer(expected.strip()):
-            pattern += re.escape(expected.strip()[at : volatile.start()])
-            pattern += {
-                "pid": r"(\d+)",
-                "host": r"[\w.-]+",
-                "time": r"\S+",
-                "seconds": r"[\d.]+",
-                "rule": "─+",
-                "gap": r"\s+",
-            }[volatile.lastgroup or ""]
-            if volatile.lastgroup == "pid":
-                ids.append(volatile[0])
-            at = volatile.end()
-        pattern += re.escape(expected.strip()[at:])
-        found = re.fullmatch(pattern.replace("…", ".*"), printed.strip())
-        if found is None:
+        """True if the lines match; notes process ids."""
+        ids = match_line(expected, printed)
+        if ids is None:
             return False
-        self.seen |= zip(ids, found.groups(), strict=True)
+        self.seen |= ids
         return True
+
+
+def match_line(expected: str, printed: str) -> dict[str, str] | None:
+    """Return the process ids of an expected line, and those that were printed in their place; None
+    if the lines differ by more than what differs from run to run.
+    """
+    pattern, ids, at = "", [], 0
+    for volatile in VOLATILE.finditer(expected.strip()):
+        pattern += re.escape(expected.strip()[at : volatile.start()])
+        pattern += {
+            "pid": r"(\d+)",
+            "host": r"[\w.-]+",
+            "time": r"\S+",
+            "seconds": r"[\d.]+",
+            "rule": "─+",
+            "gap": r"\s+",
+        }[volatile.lastgroup or ""]
+        if volatile.lastgroup == "pid":
+            ids.append(volatile[0])
+        at = volatile.end()
+    pattern += re.escape(expected.strip()[at:])
+    found = re.fullmatch(pattern.replace("…", ".*"), printed.strip())
+    return None if found is None else dict(zip(ids, found.groups(), strict=True))

@@ -218,6 +218,7 @@ async def opened(
         subject="s",
         grant=Grant(partition=partition, token=told.pop("token")),
         connections=ToBrokers(broker, *others),
+        cluster_id="5ea",
         deadline_ms=clock.now_ms + 60_000,
         settings=settings,
         clock=clock,

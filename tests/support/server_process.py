@@ -199,6 +199,7 @@ def run_keylane(
     timeout_s: float = 120.0,
     environment: Mapping[str, str] | None = None,
     terminal: bool = False,
+    place: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> subprocess.CompletedProcess[str]:
     """
     Run `keylane ARGUMENTS` to its end, with `text` as its standard input. Raises
@@ -206,6 +207,7 @@ def run_keylane(
 
     Args:
         terminal: standard input is a terminal, at which `text` is typed.
+        place: entered by the process before all else, such as its folder. It can be pickled.
     """
     return run_program(
         "keylane.cli",
@@ -214,6 +216,7 @@ def run_keylane(
         timeout_s=timeout_s,
         environment=environment,
         terminal=terminal,
+        place=place,
     )
 
 
@@ -224,6 +227,7 @@ def run_program(
     timeout_s: float = 120.0,
     environment: Mapping[str, str] | None = None,
     terminal: bool = False,
+    place: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> subprocess.CompletedProcess[str]:
     """Run `python -m MODULE ARGUMENTS` to its end, as `run_keylane`."""
     with (
@@ -241,6 +245,7 @@ def run_program(
             arguments,
             os.environ if environment is None else environment,
             {0: read, 1: out.fileno(), 2: errors.fileno()},
+            place,
         )
         try:
             status = process.wait(timeout_s)

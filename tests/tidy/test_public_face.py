@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import keylane
+import keylane.testing
 from keylane.protocol import errors
 from keylane.protocol.membership.versions import VERSION
 from tidy.tree import PROJECT, ROOT
@@ -92,6 +93,19 @@ def test_every_name_of_the_face_is_what_its_module_has():
             getattr(value, "__name__", ""),
         }
     assert set(keylane.__all__) <= set(dir(keylane))
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        (keylane, {*keylane.__all__, "admin", "errors", "sync"}),
+        (keylane.errors, set(errors.__all__)),
+        (keylane.testing, set(keylane.testing.__all__)),
+    ],
+)
+def test_module_lists_its_public_names_only(module, names):
+    """Not what it imports for itself, such as `re`: an editor offers these names."""
+    assert {name for name in dir(module) if not name.startswith("__")} == names
 
 
 def test_errors_has_the_whole_tree():

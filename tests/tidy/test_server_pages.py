@@ -1,20 +1,34 @@
-"""The pages of the site about the servers have every setting, metric and call."""
+"""The pages of the site about the servers have every setting, metric and call, and no page that is
+generated from the code has a long line.
+"""
 
-import importlib.util
 import re
 from dataclasses import fields
 
 import pytest
 
 from keylane.protocol import limits
-from tidy.tree import ROOT
+from tidy.test_pages import LINE_MAX
+from tidy.tree import ROOT, load_site_module
 
-_spec = importlib.util.spec_from_file_location("servers", ROOT / "docs" / "site" / "servers.py")
-servers = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(servers)
+servers, pages = load_site_module("servers"), load_site_module("pages")
+LINES = {
+    "commands": pages.command_lines,
+    "errors": pages.error_lines,
+    "http": servers.http_lines,
+    "limits": servers.limit_lines,
+    "metrics": servers.metric_lines,
+    "settings": servers.setting_lines,
+}
 METRIC = re.compile(r'"(keylane_[a-z_]+)"')
 NO_METRICS = {"keylane_outbox", "keylane_sink", "keylane_cluster"}
 """Other names that begin like a metric's."""
+
+
+@pytest.mark.parametrize("page", LINES)
+def test_generated_page_has_no_long_line(page):
+    lines = "\n".join(LINES[page]()).splitlines()
+    assert [line for line in lines if len(line) > LINE_MAX] == []
 
 
 @pytest.mark.parametrize("program", servers.PROGRAMS)

@@ -3,11 +3,14 @@
 import ast
 import gc
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -109,6 +112,16 @@ def tracked_files() -> list[str]:
         if path.is_file()
         and not {".venv", ".git", "__pycache__", "build", "dist"} & set(path.parts)
     ]
+
+
+def load_site_module(name: str) -> ModuleType:
+    """Return a module of docs/site, where modules import each other by their plain names."""
+    folder = str(ROOT / "docs" / "site")
+    sys.path.insert(0, folder)
+    try:
+        return import_module(name)
+    finally:
+        sys.path.remove(folder)
 
 
 FILES = package_files()

@@ -1,9 +1,17 @@
 """A part of keylane whose extra is not installed names the extra, in one sentence."""
 
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+
+from keylane.cli.demo import source
+from keylane.cli.demo.run import check_packages
+from keylane.cli.usage import EXTRA_BY_PACKAGE
+from keylane.protocol.errors import MissingExtraError
 
 WITHOUT = """
 import runpy, sys
@@ -73,6 +81,18 @@ def test_clients_need_no_extra():
             "asyncio.run(use())",
             "access",
         ),
+        ("sqlalchemy", "from keylane.testing import run", "testing"),
+        ("cryptography", "from keylane.testing import VirtualCluster", "testing"),
+        (
+            "asyncpg",
+            "from keylane.outbox import Outbox\nOutbox('127.0.0.1:1', 'postgresql+asyncpg://u@127.0.0.1/d')",
+            "postgresql",
+        ),
+        (
+            "asyncmy",
+            "from keylane.outbox import Outbox\nOutbox('127.0.0.1:1', 'mysql+asyncmy://u@127.0.0.1/d')",
+            "mysql",
+        ),
     ],
 )
 def test_import_without_its_extra_names_the_extra(package, code, extra):
@@ -103,6 +123,14 @@ def test_import_without_its_extra_names_the_extra(package, code, extra):
             "server",
         ),
         ("sqlalchemy", "keylane.metaserver", [], "server"),
+        (
+            "asyncpg",
+            "keylane.metaserver",
+            ["--database-url", "postgresql+asyncpg://127.0.0.1:1/meta"],
+            "postgresql",
+        ),
+        ("uvloop", "keylane.cli", ["subject", "list"], "cli"),
+        ("sqlalchemy", "keylane.cli", ["meta", "migrate"], "server"),
     ],
 )
 def test_program_without_its_extra_ends_with_one_sentence(
@@ -124,6 +152,41 @@ def test_command_without_its_extra_ends_with_one_sentence():
     assert done.returncode == 1
     assert advice("sqlalchemy", "outbox") in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("package", ["uvloop", "sqlalchemy", "pandas", "pyarrow", "pyspark"])
+def test_demo_names_its_extra_and_leaves_nothing(tmp_path, monkeypatch, package):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    done = run_without(package, "keylane.cli", "demo")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"the demo{advice(package, 'demo')}" in done.stderr
+    assert "[MissingExtraError 1012]" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_demo_names_its_extra_when_the_flights_are_missing(monkeypatch):
+    monkeypatch.setattr(source, "DISTRIBUTION", "nycflights00")
+    with pytest.raises(MissingExtraError, match=re.escape(advice("nycflights00", "demo"))):
+        check_packages()
+
+
+def test_fixture_names_its_extra(tmp_path):
+    test = tmp_path / "test_orders.py"
+    test.write_text("async def test_orders(keylane_cluster): ...\n")
+    done = run_without("sqlalchemy", "pytest", str(test), "--rootdir", str(tmp_path), "-q")
+    assert done.returncode == 1
+    assert f"MissingExtraError: keylane.testing{advice('sqlalchemy', 'testing')}" in done.stdout
+
+
+@pytest.mark.parametrize("extra", ["cli", "server"])
+def test_commands_know_the_extra_of_each_package(extra):
+    pyproject = Path(__file__).parents[2] / "pyproject.toml"
+    required = tomllib.loads(pyproject.read_text())["project"]["optional-dependencies"][extra]
+    packages = {re.split(r"[\[<>=;]", line)[0].replace("-", "_") for line in required}
+    packages = {{"pyjwt": "jwt"}.get(package, package) for package in packages} - {"keylane"}
+    known = {package for package, name in EXTRA_BY_PACKAGE.items() if name == extra}
+    assert packages - known == ({"prometheus_client"} if extra == "server" else set())
+    assert known <= packages
 
 
 def test_broken_module_of_keylane_is_no_missing_extra():

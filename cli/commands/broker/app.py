@@ -24,7 +24,7 @@ FolderArgument = Annotated[
 ]
 
 
-@broker_app.add("verify")
+@broker_app.add("verify", shows="..broker.offline.inspection:Inspection")
 def broker_verify(folder: FolderArgument, output: OutputOption = OutputFormat.TABLE) -> None:
     """Check every byte of a data folder; change nothing. Exit status 1 if anything is wrong."""
     from .folder import verify_folder
@@ -32,7 +32,9 @@ def broker_verify(folder: FolderArgument, output: OutputOption = OutputFormat.TA
     verify_folder(folder, output)
 
 
-@broker_app.add("dump")
+@broker_app.add(
+    "dump", shows=".commands.broker.folder:RecordFields .commands.broker.folder:ScheduledFields"
+)
 def broker_dump(
     folder: FolderArgument,
     *,
@@ -40,7 +42,7 @@ def broker_dump(
     start: Annotated[
         int, Option("--from", help="First log position; with --partition, first offset.")
     ] = 0,
-    limit: Annotated[int, Option(help="Number of records.")] = 100,
+    limit: Annotated[int, Option("--limit", "-n", help="Number of records.")] = 100,
     messages: Annotated[
         bool, Option("--messages", help="Show keys, values and properties as well.")
     ] = False,
@@ -61,7 +63,7 @@ def broker_dump(
     dump_folder(folder, output, partition=partition, start=start, limit=limit, messages=messages)
 
 
-@broker_app.add("health")
+@broker_app.add("health", shows="..admin:Health")
 def broker_health(
     address: Annotated[str, Argument(metavar="HOST:PORT", help="Address of the broker.")],
     output: OutputOption = OutputFormat.TABLE,
@@ -76,7 +78,7 @@ def broker_health(
 GroupArgument = Annotated[str, Argument(metavar="GROUP", help="Name of a broker group.")]
 
 
-@broker_app.add("list")
+@broker_app.add("list", shows="..admin:BrokerView")
 @expand_options
 def broker_list(*, common: CommonOptions) -> None:
     """List the broker groups that have ever reported."""
@@ -85,7 +87,7 @@ def broker_list(*, common: CommonOptions) -> None:
     common.run(list_brokers)
 
 
-@broker_app.add("cordon")
+@broker_app.add("cordon", shows="..admin:BrokerView")
 @expand_options
 def broker_cordon(
     group: GroupArgument,
@@ -100,7 +102,7 @@ def broker_cordon(
     common.ask(lambda admin: admin.cordon(group), show_cordon)
 
 
-@broker_app.add("uncordon")
+@broker_app.add("uncordon", shows="..admin:BrokerView")
 @expand_options
 def broker_uncordon(
     group: GroupArgument,
@@ -113,7 +115,7 @@ def broker_uncordon(
     common.ask(lambda admin: admin.uncordon(group), show_cordon)
 
 
-@broker_app.add("evacuate")
+@broker_app.add("evacuate", shows="..admin:OperationView")
 @expand_options
 def evacuate(
     group: Annotated[
@@ -163,7 +165,7 @@ def evacuate(
     )
 
 
-@broker_app.add("accept")
+@broker_app.add("accept", shows="..admin:RefusedBroker")
 @expand_options
 def broker_accept(
     group: GroupArgument,
@@ -180,8 +182,8 @@ def broker_accept(
     """Let a refused broker serve an older copy of the data folder, and give up the messages that
     the copy lacks.
     """
+    from ...confirmation import confirm, will_ask
     from ...screen import run
-    from ..deletion import confirm, will_ask
     from .groups import show_accepted, show_outdated
 
     if not dry_run and will_ask(yes=yes):
@@ -196,7 +198,7 @@ def broker_accept(
 KindOption = Annotated[str, Option(help="Kind of the index: file or rocksdb.")]
 
 
-@index_app.add("rebuild")
+@index_app.add("rebuild", shows="..broker.offline.index_work:IndexReport")
 def index_rebuild(
     folder: FolderArgument,
     index: KindOption = "file",
@@ -208,19 +210,19 @@ def index_rebuild(
     rebuild(folder, index, output)
 
 
-@index_app.add("switch")
+@index_app.add("switch", shows="..broker.offline.index_work:IndexReport")
 def index_switch(
     folder: FolderArgument,
-    to: Annotated[str, Option(help="The new kind of index: file or rocksdb.")],
+    index: Annotated[str, Option(help="The new kind of index: file or rocksdb.")],
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Convert the index to another kind; then start the broker with it (--index)."""
     from .folder import switch
 
-    switch(folder, to, output)
+    switch(folder, index, output)
 
 
-@index_app.add("verify")
+@index_app.add("verify", shows="..broker.offline.index_work:IndexReport")
 def index_verify(folder: FolderArgument, output: OutputOption = OutputFormat.TABLE) -> None:
     """Compare every index with the log, and the two with each other. Exit status 1 if they
     differ.

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import click
 import msgspec
@@ -41,16 +41,57 @@ from ...screen import make_table, show_data, show_error, show_line, show_row, sh
 from ...status import percent, showing
 
 TEXT_CHARS_MAX = 60
-RECORD_FIELDS = (
-    *("position", "kind", "partition_id", "length", "base_offset", "count", "first_sent_at_ns"),
-    *("appended_at_ms", "producer", "compression", "messages", "end_offset", "subject"),
-    *("next_offset", "groups", "groups_told", "body", "damage", "end"),
-)
-SCHEDULED_FIELDS = (
-    *("segment", "position", "kind", "scheduled_ids", "delivery", "subject", "logical"),
-    *("deliver_at_ms", "sent_at_ns", "value_bytes", "subject_id", "value", "properties", "damage"),
-)
-"""The fields of records in the log and in the schedule journal; no record has all of them."""
+
+
+class MessageInRecord(TypedDict):
+    """A message of a record, as JSON, with long texts cut."""
+
+    key: str
+    value: str
+    properties: NotRequired[dict[str, str] | str]
+
+
+class RecordFields(TypedDict, total=False):
+    """A record of the log, as JSON; no record has all of the fields."""
+
+    position: int
+    kind: str
+    partition_id: int
+    length: int
+    base_offset: int
+    count: int
+    first_sent_at_ns: int
+    appended_at_ms: int
+    producer: list[int]
+    compression: str
+    messages: list[MessageInRecord]
+    end_offset: int
+    subject: str
+    next_offset: int
+    groups: list[str]
+    groups_told: bool
+    body: Any
+    damage: str
+    end: int
+
+
+class ScheduledFields(TypedDict, total=False):
+    """A record of the schedule journal, as JSON; no record has all of the fields."""
+
+    segment: int
+    position: int
+    kind: str
+    scheduled_ids: list[str]
+    delivery: str
+    subject: str
+    logical: int
+    deliver_at_ms: int
+    sent_at_ns: int
+    value_bytes: int
+    subject_id: int
+    value: str
+    properties: dict[str, str] | str
+    damage: str
 
 
 @contextmanager
@@ -173,14 +214,12 @@ def dump_folder(
     def print_damage(damage: Hole) -> None:
         if damage.end > start or partition is not None:
             text = f"{damage.start:>14}  DAMAGE up to position {damage.end}: {damage.reason}"
-            record = {"position": damage.start, "damage": damage.reason, "end": damage.end}
+            record = RecordFields(position=damage.start, damage=damage.reason, end=damage.end)
             if output is OutputFormat.TABLE:
                 show_line(text)
             else:
                 show_row(output, record)
 
-    if output.template is not None:
-        output.template.check(RECORD_FIELDS, objects=("body",))
     with locked_folder(folder, output) as files:
         try:
             walk_log(files, print_record, print_damage, start=0 if partition is not None else start)
@@ -214,8 +253,6 @@ def dump_scheduled(folder: Path, output: OutputFormat, *, limit: int, messages: 
                     f"{location.segment:>6} {location.position:>10}  {fields['kind']:<9}  {text}\n"
                 )
 
-    if output.template is not None:
-        output.template.check(SCHEDULED_FIELDS, objects=("properties",))
     with locked_folder(folder, output) as files:
         problems: list[str] = []
         with suppress(_StopWalk):
@@ -224,12 +261,12 @@ def dump_scheduled(folder: Path, output: OutputFormat, *, limit: int, messages: 
         if output is OutputFormat.TABLE:
             show_line(f"DAMAGE: {problem}")
         else:
-            show_row(output, {"damage": problem})
+            show_row(output, ScheduledFields(damage=problem))
 
 
-def _scheduled_fields(location: Place, record: Record, *, messages: bool) -> dict[str, Any]:
+def _scheduled_fields(location: Place, record: Record, *, messages: bool) -> ScheduledFields:
     """Return a journal record as a dict of fields."""
-    fields: dict[str, Any] = {
+    fields: ScheduledFields = {
         "segment": location.segment,
         "position": location.position,
         "kind": "WAITS"
@@ -260,10 +297,10 @@ def _scheduled_fields(location: Place, record: Record, *, messages: bool) -> dic
     return fields
 
 
-def _record_fields(header: Header, body: memoryview, *, messages: bool) -> dict[str, Any]:
+def _record_fields(header: Header, body: memoryview, *, messages: bool) -> RecordFields:
     """Return a log record as a dict of fields."""
     kind = Kind(header.kind).name
-    record: dict[str, Any] = {
+    record: RecordFields = {
         "position": header.position,
         "kind": kind,
         "partition_id": header.partition_id,
@@ -293,14 +330,14 @@ def _record_fields(header: Header, body: memoryview, *, messages: bool) -> dict[
     return record
 
 
-def _decode_messages(header: Header, body: memoryview) -> Iterator[dict[str, Any]]:
+def _decode_messages(header: Header, body: memoryview) -> Iterator[MessageInRecord]:
     batch = columns(bytes(HEADER_BYTES) + bytes(body), header)
     for index in range(header.count):
         key, value = (
             batch.blob[edges[index] : edges[index + 1]]
             for edges in (batch.key_edges, batch.value_edges)
         )
-        message: dict[str, Any] = {"key": _shorten(key), "value": _shorten(value)}
+        message: MessageInRecord = {"key": _shorten(key), "value": _shorten(value)}
         start, end = batch.property_edges[index : index + 2]
         if start < end:
             message["properties"] = _properties(batch.blob[start:end])
@@ -323,7 +360,7 @@ def _shorten(data: bytes) -> str:
     )
 
 
-def _format_record(record: dict[str, Any]) -> str:
+def _format_record(record: RecordFields) -> str:
     """Format a record as one line, followed by one line per message."""
     other_fields = {
         name: value

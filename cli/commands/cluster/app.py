@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 cluster_app = CommandGroup()
 
 
-@cluster_app.add("init")
+@cluster_app.add("init", shows=".commands.cluster.init:WrittenCluster")
 def cluster_init(
     *,
     folder: Annotated[Path, Argument(metavar="DIR", help="New or empty folder.")],
@@ -75,7 +75,7 @@ def cluster_init(
     run(output, work())
 
 
-@cluster_app.add("check")
+@cluster_app.add("check", shows=".commands.cluster.check:CheckedCluster")
 @expand_options
 def cluster_check(
     *,
@@ -89,7 +89,7 @@ def cluster_check(
     common.run(check_cluster)
 
 
-@cluster_app.add("versions")
+@cluster_app.add("versions", shows="..admin:ClusterView")
 @expand_options
 def cluster_versions(*, common: CommonOptions) -> None:
     """Show the version of the cluster, and of each broker and metaserver, to follow an upgrade."""

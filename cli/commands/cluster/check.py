@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from email.utils import parsedate_to_datetime
 from importlib.metadata import version
+from typing import TypedDict
 
 import click
 import msgspec
@@ -36,6 +37,14 @@ from ...status import showing
 from .findings import Finding, ServerReport, judge_reports
 
 TIMEOUT_MS = 5_000
+
+
+class CheckedCluster(TypedDict):
+    """What the check of a cluster found, as JSON."""
+
+    ok: bool
+    servers: list[ServerReport]
+    findings: list[Finding]
 
 
 async def check_cluster(meta: str, output: OutputFormat) -> None:
@@ -208,9 +217,8 @@ def _show_results(
     reports: Sequence[ServerReport], findings: Sequence[Finding], output: OutputFormat
 ) -> None:
     if output is not OutputFormat.TABLE:
-        show_data(
-            output, {"ok": not findings, "servers": list(reports), "findings": list(findings)}
-        )
+        checked = CheckedCluster(ok=not findings, servers=list(reports), findings=list(findings))
+        show_data(output, checked)
         return
     columns = ("address", "program", "version", "clock#", "certificate ends", "disk free")
     show_table(make_table("servers", columns, [report.row() for report in reports]))

@@ -8,8 +8,9 @@ import contextlib
 import datetime as dt
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypedDict
 
 from ....protocol.errors import ConfigError, Reason
 from ...options import OutputFormat
@@ -104,21 +105,29 @@ def _write(path: Path, content: bytes, mode: int) -> None:
         file.write(content)
 
 
+class WrittenCluster(TypedDict):
+    """The files of a new cluster, as JSON."""
+
+    folder: str
+    hosts: Sequence[str]
+    metaservers: Sequence[str]
+    ca: str
+    admin_token: str
+
+
 def _show_next_steps(
     folder: Path, plan: ClusterPlan, tokens: ClusterTokens, output: OutputFormat
 ) -> None:
     metaservers = ",".join(plan.metaservers)
     if output is not OutputFormat.TABLE:
-        show_data(
-            output,
-            {
-                "folder": str(folder),
-                "hosts": plan.all_hosts,
-                "metaservers": plan.metaservers,
-                "ca": str(folder / "ca.pem"),
-                "admin_token": tokens.admin,
-            },
+        written = WrittenCluster(
+            folder=str(folder),
+            hosts=plan.all_hosts,
+            metaservers=plan.metaservers,
+            ca=str(folder / "ca.pem"),
+            admin_token=tokens.admin,
         )
+        show_data(output, written)
         return
     show_line(f"{folder} has a folder for each of {len(plan.all_hosts)} hosts.")
     show_line(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from ...answer import CommonOptions, expand_options
-from ...groups import CommandGroup
+from ...groups import Command, CommandGroup
 from ...options import ConsumerGroupArgument, SubjectArgument
 from .selection import (
     DeadMessageOptions,
@@ -22,7 +24,7 @@ parked_app = CommandGroup()
 dead_app = CommandGroup()
 
 
-@parked_app.add("list")
+@parked_app.add("list", shows=".commands.parked.selection:ParkedKeyFields")
 @expand_options
 def parked_list(
     subject: SubjectArgument,
@@ -39,7 +41,7 @@ def parked_list(
     common.run(list_parked, subject, group, selection)
 
 
-@parked_app.add("show")
+@parked_app.add("show", shows=".commands.parked.messages:ParkedMessageFields")
 @expand_options
 def parked_show(
     subject: SubjectArgument,
@@ -55,7 +57,7 @@ def parked_show(
     common.run(show_parked, subject, group, selection, first=first)
 
 
-@parked_app.add("redrive")
+@parked_app.add("redrive", shows=".commands.parked.keys:RedrivenKeys")
 @expand_options
 def parked_redrive(
     subject: SubjectArgument,
@@ -73,10 +75,12 @@ def parked_redrive(
     common.run(redrive_parked, subject, group, selection, redrive_options)
 
 
-parked_app.add("retry", help_text="Another name for redrive.")(parked_redrive)
+parked_app.add(
+    "retry", shows=".commands.parked.keys:RedrivenKeys", help_text="Another name for redrive."
+)(parked_redrive)
 
 
-@parked_app.add("edit")
+@parked_app.add("edit", shows=".commands.parked.messages:ParkedMessageFields")
 @expand_options
 def parked_edit(
     subject: SubjectArgument,
@@ -98,7 +102,7 @@ def parked_edit(
     common.run(edit_parked, subject, group, message_options, edit_options)
 
 
-@parked_app.add("skip")
+@parked_app.add("skip", shows=".commands.parked.messages:SkipResult")
 @expand_options
 def parked_skip(
     subject: SubjectArgument,
@@ -162,4 +166,5 @@ _DEAD_COMMANDS = (
     ),
 )
 for _name, _command, _help in _DEAD_COMMANDS:
-    dead_app.add(_name, help_text=_help)(expand_options(_command, _DEAD_OPTIONS))
+    _shows = cast(Command, parked_app.commands[_name]).shows
+    dead_app.add(_name, shows=_shows, help_text=_help)(expand_options(_command, _DEAD_OPTIONS))

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from ....admin import Admin, ParkedKeyView, ParkState
 from ....protocol.errors import ConfigError
 from ....protocol.scheduled.deliver_at import format_time
 from ....protocol.text import counted
+from ...confirmation import confirm
 from ...connection import open_admin
 from ...options import OutputFormat
 from ...screen import make_table, show_data, show_line, show_table
-from .selection import RedriveOptions, Selection, confirm, failure_text, key_fields, key_text
+from .selection import (
+    ParkedKeyFields,
+    RedriveOptions,
+    Selection,
+    failure_text,
+    key_fields,
+    key_text,
+    state_text,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,6 +58,12 @@ async def list_parked(
         show_line(f"{group} on {subject}: {description}")
 
 
+class RedrivenKeys(TypedDict):
+    """The keys that are handled again, as JSON."""
+
+    redriven: list[ParkedKeyFields]
+
+
 async def redrive_parked(
     meta: str,
     output: OutputFormat,
@@ -61,15 +76,16 @@ async def redrive_parked(
     key = selection.selected_key()
     all_dead = selection.key is None and selection.among_dead is True
     if options.all_keys and selection.is_limited:
-        raise ConfigError("--all means every key: remove --all, or the other options")
+        raise ConfigError("--all-keys means every key: remove it, or the other options")
     if not (options.all_keys or selection.is_limited or all_dead):
-        raise ConfigError("select keys: --key, --older-than, --error, …, or --all")
+        raise ConfigError("select keys: --key, --older-than, --error, …, or --all-keys")
     async with open_admin(meta) as admin:
         if key is ...:
             views = await list_views(admin, subject, group, selection)
             parked = [view for view in views if view.state is not ParkState.REDRIVING]
             if parked:
-                confirm(f"Redrive {_count_text(parked)} of {group} on {subject}?", yes=options.yes)
+                question = f"Redrive {_count_text(parked)} of {group} on {subject}?"
+                confirm(question, yes=options.yes, required=True)
         redriven = await admin.redrive(
             subject,
             group,
@@ -77,7 +93,7 @@ async def redrive_parked(
             **selection.arguments,
         )
     if output is not OutputFormat.TABLE:
-        show_data(output, {"redriven": [key_fields(view) for view in redriven]})
+        show_data(output, RedrivenKeys(redriven=[key_fields(view) for view in redriven]))
     elif not redriven:
         show_line("nothing to redrive: no such key is parked, or all are already being redriven")
     else:
@@ -121,21 +137,12 @@ def _group_key(view: ParkedKeyView) -> tuple[int, bytes | None, int | None, Park
     return view.partition_id, view.key, view.tries, view.state
 
 
-def _state_text(view: ParkedKeyView) -> str:
-    """Return the text of the state column; for unordered messages, it says why they are parked."""
-    if view.state is not ParkState.PARKED:
-        return view.state
-    if view.tries:
-        return "waits for retry"
-    return "dead" if view.key is None else view.state
-
-
 def _row(view: ParkedKeyView) -> tuple[object, ...]:
     failure = view.failure
     return (
         view.partition_id,
         key_text(view.key) if view.tries is None else "(dead letters)" if not view.tries else None,
-        _state_text(view),
+        state_text(view),
         view.messages,
         format_time(view.since_ms),
         None if view.first_offset < 0 else f"{view.first_source}:{view.first_offset}",

@@ -7,26 +7,27 @@ import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from ....admin import Admin, ParkedMessage
 from ....protocol.errors import ConfigError, NotFoundError, Reason
 from ....protocol.scheduled.deliver_at import format_time
 from ....protocol.text import counted
+from ...confirmation import confirm, handling_interrupts, leave_interrupt
 from ...connection import open_admin
-from ...message_json import message_fields
+from ...message_json import MessageFields, message_fields
 from ...options import OutputFormat, parse_headers
 from ...screen import make_table, show_data, show_line, show_row, show_table
 from .keys import list_views
 from .selection import (
     EditOptions,
+    FailureFields,
     MessageOptions,
     Selection,
     SkipOptions,
-    confirm,
     failure_fields,
     failure_text,
     key_text,
@@ -58,12 +59,14 @@ def edit_in_editor(value: bytes) -> bytes | None:
         path.write_bytes(value)
         try:
             process = subprocess.run([*shlex.split(command), str(path)], check=False)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"the editor {command!r} cannot be started: {error}") from None
+        except (OSError, ValueError) as cause:
+            raise ConfigError(f"the editor {command!r} cannot be started: {cause}") from None
         if process.returncode:
-            raise ConfigError(
+            error = ConfigError(
                 f"the editor exited with status {process.returncode}: nothing was changed"
             )
+            error.hint = "Run the command again, or pass the new value with --value-file."
+            raise error
         edited_value = path.read_bytes()
     # Editors add a line end to the last line, which may not have had one.
     if not original.endswith("\n"):
@@ -99,6 +102,13 @@ async def show_parked(
     if total > len(messages):
         count = f"the first {len(messages)} of {counted(total, 'message')}"
     show_table(message_table(f"{_selection_text(selection)}: {count}", messages))
+
+
+class SkipResult(TypedDict):
+    """How many messages were skipped, and on which partitions, as JSON."""
+
+    partition_ids: list[int]
+    skipped: int
 
 
 async def skip_parked(
@@ -138,16 +148,11 @@ async def skip_parked(
                 title = f"{description}: no consumer of {group} will handle"
                 is_complete = count <= len(preview)
                 show_table(message_table(f"{title} these" if is_complete else title, preview))
-            confirm(f"Skip {description}?", yes=options.yes)
+            confirm(f"Skip {description}?", yes=options.yes, required=True)
             skipped = await admin.skip(subject, group, **selection.arguments, first=first)
     partition_ids = sorted({view.partition_id for view in views})
     if output is not OutputFormat.TABLE:
-        location = (
-            {"partition_id": partition_ids[0]}
-            if len(partition_ids) == 1
-            else {"partition_ids": partition_ids}
-        )
-        show_data(output, {**location, "skipped": skipped})
+        show_data(output, SkipResult(partition_ids=partition_ids, skipped=skipped))
     else:
         partitions_text = (
             f"partition{'s' if len(partition_ids) > 1 else ''} {', '.join(map(str, partition_ids))}"
@@ -185,7 +190,8 @@ async def edit_parked(
         if edit.in_editor:
             original = await admin.parked_message(subject, group, **arguments)
             assert original.message is not None
-            new_value = await asyncio.to_thread(edit_in_editor, original.message.value)
+            with handling_interrupts(leave_interrupt):
+                new_value = await asyncio.to_thread(edit_in_editor, original.message.value)
             if new_value is None and properties is None:
                 show_line("not changed")
                 return
@@ -235,13 +241,23 @@ def _failure(each: ParkedMessage) -> tuple[object, ...]:
     return failure.attempts, format_time(failure.at_ms), failure_text(failure)
 
 
+class ParkedMessageFields(MessageFields):
+    """A parked message, as JSON; a message that cannot be read has a problem, and no value."""
+
+    failure: NotRequired[FailureFields]
+    since_ms: NotRequired[int]
+    problem: NotRequired[str]
+
+
 def _fields(each: ParkedMessage) -> dict[str, object]:
-    optional = {"failure": failure_fields(each.failure), "since_ms": each.since_ms}
-    failure = {name: value for name, value in optional.items() if value is not None}
-    if each.message is None:
-        location: dict[str, object] = {
-            "partition_id": each.partition_id,
-            "offset": each.offset,
-        }
-        return location | {"problem": each.problem} | failure
-    return message_fields(each.message) | failure
+    optional = {
+        "failure": failure_fields(each.failure),
+        "since_ms": each.since_ms,
+        "problem": each.problem or None,
+    }
+    message: Mapping[str, object] = (
+        {"partition_id": each.partition_id, "offset": each.offset, "key": None}
+        if each.message is None
+        else message_fields(each.message)
+    )
+    return {**message, **{name: value for name, value in optional.items() if value is not None}}

@@ -1,19 +1,19 @@
-"""The options of `keylane parked` and `keylane dead`, which select keys and messages, describe
-edits, and ask for confirmation.
+"""The options of `keylane parked` and `keylane dead`, which select keys and messages, and describe
+edits.
 """
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
-import click
+from msgspec.structs import asdict
 
 from ....protocol.errors import ConfigError, InputError
-from ....protocol.parked import Failure
+from ....protocol.http.message_json import KeyField, key_field
+from ....protocol.parked import Failure, ParkState
 from ....protocol.reading.instants import parse_ago_ms
 from ....protocol.text import parse_number
 from ...parameters import Option
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 KEY_CHARS_SHOWN = 60
 FAILURE_CHARS_SHOWN = 80
 SECONDS_MAX = 999_999_999_999
+KEYLESS_ADVICE = (
+    "a message without a key is named by --partition and --offset, which `show --no-key` shows"
+)
 
 
 YesOption = Annotated[
@@ -138,13 +141,13 @@ class DeadSelection(Selection):
 class RedriveOptions:
     """The options of `redrive` besides the selection."""
 
-    all_keys: Annotated[bool, Option("--all", help="Every parked key.")] = False
+    all_keys: Annotated[bool, Option("--all-keys", help="Every parked key.")] = False
     yes: YesOption = False
 
 
 @dataclass(frozen=True, slots=True)
 class DeadRedriveOptions(RedriveOptions):
-    """The options of `redrive` for dead letters, without --all."""
+    """The options of `redrive` for dead letters, without --all-keys."""
 
     all_keys: bool = False
 
@@ -161,9 +164,9 @@ class SkipOptions:
             min=1, help="Number of messages of each key, beginning with the oldest.  [default: 1]"
         ),
     ] = None
-    all_messages: Annotated[bool, Option("--all", help="Skip every parked message of the key.")] = (
-        False
-    )
+    all_messages: Annotated[
+        bool, Option("--all-messages", help="Skip every parked message of each selected key.")
+    ] = False
     yes: YesOption = False
 
     @property
@@ -172,7 +175,7 @@ class SkipOptions:
         were given.
         """
         if self.all_messages and self.first is not None:
-            raise ConfigError("--all means every message: remove --first")
+            raise ConfigError("--all-messages means every message: remove --first")
         return None if self.all_messages else self.first or 1
 
 
@@ -180,7 +183,9 @@ class SkipOptions:
 class DeadSkipOptions(SkipOptions):
     """The options of `skip` for dead letters."""
 
-    all_messages: Annotated[bool, Option("--all", help="Skip every dead letter.")] = False
+    all_messages: Annotated[
+        bool, Option("--all-messages", help="Skip every selected dead letter.")
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,10 +216,14 @@ class MessageOptions:
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments for calls of the admin client. Raises ConfigError."""
+        if "" in {self.key, self.key_hex}:
+            raise ConfigError(f"the key is empty: {KEYLESS_ADVICE}")
         key = Selection(self.key, self.key_hex).selected_key()
         if isinstance(key, EllipsisType) or key is None:
             if self.partition is None or self.offset is None:
-                raise ConfigError("identify the message: --partition and --offset, or --key")
+                raise ConfigError(
+                    f"identify the message: --key, or --partition and --offset; {KEYLESS_ADVICE}"
+                )
             return {"partition_id": self.partition, "offset": self.offset}
         if self.offset is not None:
             raise ConfigError("a key selects its oldest message: remove --offset, or --key")
@@ -305,42 +314,61 @@ def failure_text(failure: Failure) -> str:
     return text if len(text) <= FAILURE_CHARS_SHOWN else f"{text[:FAILURE_CHARS_SHOWN]}…"
 
 
-def failure_fields(failure: Failure | None) -> dict[str, object] | None:
+class FailureFields(TypedDict):
+    """A failure, as JSON."""
+
+    kind: str
+    text: str
+    client: str
+    at_ms: int
+    attempts: int
+
+
+def failure_fields(failure: Failure | None) -> FailureFields | None:
     """Return a failure as JSON fields."""
-    if failure is None:
-        return None
-    return {name: getattr(failure, name) for name in failure.__struct_fields__}
+    return None if failure is None else cast(FailureFields, asdict(failure))
 
 
-def key_fields(view: ParkedKeyView) -> dict[str, object]:
-    """Return a parked key as JSON fields. `key` is omitted for dead letters of any key and for
-    retries.
+def state_text(view: ParkedKeyView) -> str:
+    """Return the state that tables and JSON show; for unordered messages, it says why they are set
+    aside.
     """
-    from ....protocol.http.message_json import bytes_field
+    if view.state is not ParkState.PARKED:
+        return view.state
+    if view.tries:
+        return "waits for retry"
+    return ParkState.DEAD if view.key is None else view.state
 
+
+class ParkedKeyFields(KeyField):
+    """A parked key, as JSON. `key` is null for messages without a key, for dead letters of any key
+    and for messages that wait for retry; `state` and `dead` tell these apart.
+    """
+
+    partition_id: int
+    dead: bool
+    state: str
+    messages: int
+    since_ms: int
+    failure: FailureFields | None
+    first_source: int
+    first_offset: int
+    tries: int | None
+    next_ms: int | None
+
+
+def key_fields(view: ParkedKeyView) -> ParkedKeyFields:
+    """Return a parked key as JSON fields."""
     return {
         "partition_id": view.partition_id,
         "dead": view.is_dead,
-        **({} if view.key is None else bytes_field("key", view.key)),
-        "state": view.state,
+        **key_field(view.key),
+        "state": state_text(view),
         "messages": view.messages,
         "since_ms": view.since_ms,
         "failure": failure_fields(view.failure),
         "first_source": view.first_source,
         "first_offset": view.first_offset,
-        **({} if view.tries is None else {"tries": view.tries, "next_ms": view.next_ms}),
+        "tries": view.tries,
+        "next_ms": view.next_ms,
     }
-
-
-def confirm(question: str, *, yes: bool) -> None:
-    """
-    Ask the user for confirmation, and exit with status 1 if they decline.
-
-    Raises:
-        ConfigError: the input is not a terminal, and `yes` is False.
-    """
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise ConfigError(f"{question}  This is not a terminal: pass --yes to confirm.")
-    click.confirm(question, abort=True, err=True)

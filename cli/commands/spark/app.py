@@ -24,14 +24,14 @@ class OnError(enum.StrEnum):
 
 FolderOption = Annotated[
     str,
-    Option(metavar="DIR", help="With --to SUBJECT: folder for the plan and the manifest."),
+    Option(metavar="DIR", help="With --target SUBJECT: folder for the plan and the manifest."),
 ]
 HiddenOption = Annotated[
     str,
     Option(
         metavar="NAME",
-        help="With --to SUBJECT: leave the rows in this hidden subject, to be published later. If "
-        "the subject is the source, it is sealed first and continued, for a cut-over.",
+        help="With --target SUBJECT: leave the rows in this hidden subject, to be published later. "
+        "If the subject is the source, it is sealed first and continued, for a cut-over.",
     ),
 ]
 AcceptOption = Annotated[
@@ -62,19 +62,24 @@ PartitionsOption = Annotated[
     Option(
         min=0,
         max=PARTITIONS_MAX,
-        help="With --to SUBJECT: create it with this many partitions if it does not exist.",
+        help="With --target SUBJECT: create it with this many partitions if it does not exist.",
     ),
 ]
 
 
-@spark_app.add("reprocess")
+@spark_app.add(
+    "reprocess",
+    shows="..protocol.reprocess.manifest:Manifest .commands.spark.reprocess:PlanFields "
+    ".commands.spark.reprocess:DifferenceFields",
+)
 @expand_options
 def spark_reprocess(
     *,
-    source: Annotated[str, Option("--from", metavar="SUBJECT", help="The subject to reprocess.")],
+    source: Annotated[str, Option("--source", metavar="SUBJECT", help="The subject to reprocess.")],
     to: Annotated[
         str,
         Option(
+            "--target",
             metavar="parquet:DIR|SUBJECT",
             help="Where the rows go: files with a manifest, or a subject, in which all of them "
             "appear at once.",

@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from ....protocol.clock import SystemClock
 from ....protocol.errors import ConfigError, KeylaneError
+from ....protocol.reprocess.manifest import SourceRange
 from ....protocol.scheduled.deliver_at import format_time
 from ....protocol.text import counted
 from ...options import OutputFormat
@@ -96,7 +97,7 @@ def _reprocess(output: OutputFormat, command: ReprocessOptions) -> int:
         now_ms=SystemClock.wall_ms(),
     )
     if len(options.subjects) != 1:
-        raise ConfigError(f"--from is one subject, not {command.source!r:.80}")
+        raise ConfigError(f"--source is one subject, not {command.source!r:.80}")
     if command.plan:
         hidden = target.output() if target else None
         planned = plan_job(job, options, folder, output=hidden, accept_code=command.accept_code)
@@ -133,17 +134,17 @@ def _parse_target(command: ReprocessOptions) -> tuple[str, JobTarget | None]:
 
     if command.to.startswith(PARQUET):
         if command.to == PARQUET:
-            raise ConfigError(f"--to is parquet:DIR or a subject, not {command.to!r:.80}")
+            raise ConfigError(f"--target is parquet:DIR or a subject, not {command.to!r:.80}")
         if command.folder or command.partitions or command.hidden:
-            raise ConfigError("--folder, --partitions and --hidden go with --to SUBJECT")
+            raise ConfigError("--folder, --partitions and --hidden go with --target SUBJECT")
         return command.to.removeprefix(PARQUET), None
     if not command.folder:
         raise ConfigError(
-            "--to SUBJECT needs --folder DIR, where the plan and the manifest are kept"
+            "--target SUBJECT needs --folder DIR, where the plan and the manifest are kept"
         )
     if command.to == command.source and not command.hidden:
         raise ConfigError(
-            "--to the subject itself would store the rows after the messages of which they are "
+            "--target the subject itself would store the rows after the messages of which they are "
             "made: with --hidden they stay hidden, and `keylane subject publish HIDDEN SUBJECT "
             "--replace --groups-from DIR` replaces the messages with them"
         )
@@ -157,21 +158,45 @@ def _parse_target(command: ReprocessOptions) -> tuple[str, JobTarget | None]:
     return command.folder, JobTarget(options=parse_write_options(write_options))
 
 
+class PlanFields(TypedDict):
+    """What a job would do, as JSON."""
+
+    rows: int
+    mb: float
+    tasks: int
+    minutes: float
+    ranges: tuple[SourceRange, ...]
+    missing_rows: dict[int, int]
+    removed_from_ms: dict[int, int | None]
+
+
+class DifferenceFields(TypedDict):
+    """A key whose rows differ from those of another output, as JSON."""
+
+    partition_id: int
+    key: str | None
+    first_offset: int | None
+    rows: int
+
+
 def _show_plan(output: OutputFormat, plan: JobPlan) -> None:
     cores = os.cpu_count() or 1
-    totals = {
-        "rows": plan.rows,
-        "mb": round(plan.size_bytes / 1e6, 1),
-        "tasks": plan.tasks,
-        "minutes": round(plan.minutes(cores), 1),
-    }
+    megabytes, minutes = round(plan.size_bytes / 1e6, 1), round(plan.minutes(cores), 1)
     missing_rows = Counter[int]()
     for piece in plan.missing:
         missing_rows[piece.partition_id] += piece.rows
     removed = {piece.partition_id: piece.removed_from_ms for piece in plan.missing}
     if output is not OutputFormat.TABLE:
-        progress = {"missing_rows": dict(missing_rows), "removed_from_ms": removed}
-        show_data(output, {**totals, "ranges": plan.manifest.ranges, **progress})
+        fields = PlanFields(
+            rows=plan.rows,
+            mb=megabytes,
+            tasks=plan.tasks,
+            minutes=minutes,
+            ranges=plan.manifest.ranges,
+            missing_rows=dict(missing_rows),
+            removed_from_ms=removed,
+        )
+        show_data(output, fields)
         return
     rows = [
         (
@@ -188,8 +213,8 @@ def _show_plan(output: OutputFormat, plan: JobPlan) -> None:
     names = ("id#", "start#", "end#", "rows#", "missing rows#", "removed from")
     show_table(make_table(title, names, rows))
     show_line(
-        f"to do: {totals['rows']} rows, {totals['mb']} MB, {totals['tasks']} tasks, about "
-        f"{totals['minutes']} minutes with {cores} cores; the job protects their messages from "
+        f"to do: {plan.rows} rows, {megabytes} MB, {plan.tasks} tasks, about "
+        f"{minutes} minutes with {cores} cores; the job protects their messages from "
         "retention"
     )
     times = [at for at in removed.values() if at is not None]
@@ -321,12 +346,12 @@ def _compare(output: OutputFormat, command: ReprocessOptions, folder: OutputFold
         show_data(
             output,
             [
-                {
-                    "partition_id": each.partition_id,
-                    "key": _key_text(each.key),
-                    "first_offset": each.first_offset,
-                    "rows": each.rows,
-                }
+                DifferenceFields(
+                    partition_id=each.partition_id,
+                    key=_key_text(each.key),
+                    first_offset=each.first_offset,
+                    rows=each.rows,
+                )
                 for each in differences
             ],
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import click
@@ -27,7 +28,7 @@ MESSAGE_BYTES_HELP = "Key, value and properties of one message, in bytes."
 PartitionArgument = Annotated[int, Argument(metavar="PARTITION", help="Id of an open partition.")]
 
 
-@subject_app.add("create")
+@subject_app.add("create", shows="..admin:SubjectView")
 @expand_options
 def subject_create(
     subject: SubjectArgument,
@@ -82,7 +83,7 @@ def subject_create(
     )
 
 
-@subject_app.add("list")
+@subject_app.add("list", shows="..admin:SubjectSummary")
 @expand_options
 def subject_list(
     *,
@@ -97,7 +98,7 @@ def subject_list(
     common.ask(lambda admin: admin.list_subjects(hidden=hidden), show_subjects)
 
 
-@subject_app.add("publish")
+@subject_app.add("publish", shows="..admin:Publication")
 @expand_options
 def subject_publish(
     hidden: Annotated[str, Argument(metavar="HIDDEN", help="Name of the hidden subject.")],
@@ -124,7 +125,7 @@ def subject_publish(
     """Publish a hidden subject: its messages are appended to those of the subject, all at once.
     Repeating the command changes nothing.
     """
-    from ..deletion import confirm
+    from ...confirmation import confirm
     from .subjects import publish_subject, show_parked
 
     if replace:
@@ -136,7 +137,7 @@ def subject_publish(
     )
 
 
-@subject_app.add("describe")
+@subject_app.add("describe", shows="..admin:SubjectDescription")
 @expand_options
 def subject_describe(
     subject: SubjectArgument,
@@ -150,7 +151,7 @@ def subject_describe(
     common.run(describe_subject, subject=subject, all_partitions=all_partitions)
 
 
-@subject_app.add("set")
+@subject_app.add("set", shows="..admin:OperationView")
 @expand_options
 def subject_set(
     subject: SubjectArgument,
@@ -194,7 +195,7 @@ def subject_set(
     )
 
 
-@subject_app.add("delete")
+@subject_app.add("delete", shows="..admin:SubjectDeletion")
 @expand_options
 def subject_delete(
     subject: SubjectArgument,
@@ -204,21 +205,23 @@ def subject_delete(
     wait: WaitOption = True,
     common: CommonOptions,
 ) -> None:
-    """Delete a subject with its messages and consumer groups; repeat the command to see the
-    progress.
     """
-    from ..deletion import confirm, delete
+    Delete a subject with its messages and consumer groups; repeat the command to see the progress.
 
-    confirm(f"Delete subject {subject} with all its messages?", yes=yes)
+    The command asks on a terminal; without a terminal, it needs --yes.
+    """
+    from ..deletion import delete, subject_question
+
     common.run(
         delete,
         f"subject {subject}",
         lambda admin, subject_id: admin.delete_subject(subject, force=force, subject_id=subject_id),
         wait=wait,
+        question=None if yes else partial(subject_question, subject=subject),
     )
 
 
-@subject_app.add("queues")
+@subject_app.add("queues", shows=".commands.queue:QueueBounds")
 @expand_options
 def subject_queues(
     subject: SubjectArgument,
@@ -231,7 +234,7 @@ def subject_queues(
     common.run(show_queues, subject)
 
 
-@subject_app.add("resize")
+@subject_app.add("resize", shows="..admin:OperationView")
 @expand_options
 def subject_resize(
     subject: SubjectArgument,
@@ -255,7 +258,7 @@ def subject_resize(
     )
 
 
-@subject_app.add("grow")
+@subject_app.add("grow", shows="..admin:OperationView")
 @expand_options
 def subject_grow(
     subject: SubjectArgument,
@@ -284,7 +287,7 @@ def subject_grow(
     )
 
 
-@subject_app.add("split")
+@subject_app.add("split", shows="..admin:OperationView")
 @expand_options
 def subject_split(
     partition: PartitionArgument,
@@ -305,7 +308,7 @@ def subject_split(
     )
 
 
-@subject_app.add("merge")
+@subject_app.add("merge", shows="..admin:OperationView")
 @expand_options
 def subject_merge(
     partitions: Annotated[
@@ -328,14 +331,14 @@ def subject_merge(
     )
 
 
-@subject_app.add("move")
+@subject_app.add("move", shows="..admin:OperationView")
 @expand_options
 def subject_move(
     partitions: Annotated[
         list[int], Argument(metavar="PARTITION...", help="Ids of open partitions.")
     ],
     *,
-    to: Annotated[str, Option(metavar="GROUP", help="Broker group to move to.")],
+    to: Annotated[str, Option("--broker-group", metavar="GROUP", help="Broker group to move to.")],
     dry_run: DryRunOption = False,
     wait: WaitOption = True,
     common: CommonOptions,
@@ -352,10 +355,12 @@ def subject_move(
     )
 
 
-subject_app.add("evacuate", help_text="The same as `keylane broker evacuate`.")(evacuate)
+subject_app.add(
+    "evacuate", shows="..admin:OperationView", help_text="The same as `keylane broker evacuate`."
+)(evacuate)
 
 
-@subject_app.add("operations")
+@subject_app.add("operations", shows=".commands.operations:ListedOperation")
 @expand_options
 def subject_operations(
     subject: SubjectArgument,
@@ -368,7 +373,7 @@ def subject_operations(
     common.run(list_operations, subject)
 
 
-@subject_app.add("cancel")
+@subject_app.add("cancel", shows="..admin:OperationView")
 @expand_options
 def subject_cancel(
     operation: Annotated[int, Argument(metavar="ID", help="Id of an operation.")],
@@ -381,7 +386,7 @@ def subject_cancel(
     common.ask(lambda admin: admin.cancel(operation), show_canceled)
 
 
-@subject_app.add("history")
+@subject_app.add("history", shows="..admin:SubjectHistory")
 @expand_options
 def subject_history(
     subject: SubjectArgument,

@@ -25,7 +25,6 @@ from ...connection import open_admin
 from ...options import OutputFormat
 from ...screen import make_table, show_data, show_line, show_omitted, show_table
 from ...status import showing
-from ..operations import change_partitions
 
 COLUMNS = ("id#", "partition", "logical", "broker group", "state", "address")
 
@@ -67,6 +66,8 @@ def set_subject(
             change_text = old_value if new_value == old_value else f"{old_value} -> {new_value}"
             show_line(f"{subject}: {name} {change_text}", errors=output is not OutputFormat.TABLE)
         return change.operation
+
+    from ..operations import change_partitions
 
     change_partitions(meta, output, start, planned=dry_run, wait=wait)
 

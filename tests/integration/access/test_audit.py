@@ -126,11 +126,11 @@ def test_commands_show_the_audit_log_and_set_quotas(guarded: GuardedCluster, tmp
 
     keylane("quota", "set", "shop", "--bytes", "1000000", "--connections", "3")
     together = ("--subjects", "30", "--scheduled-bytes", "4000000")
-    keylane("quota", "set", "audited.*", "--subject", *together)
+    keylane("quota", "set", "audited.*", "--for-subjects", *together)
     (row,) = json.loads(keylane("quota", "list", "--output", "json"))["quotas"][1:]
     assert (row["bytes_per_s"], row["subjects"], row["scheduled_bytes"]) == (0, 30, 4_000_000)
     assert "not of a principal" in keylane("quota", "set", "shop", *together, status=1)
-    keylane("quota", "set", "audited.*", "--subject", "--bytes", "2000000")
+    keylane("quota", "set", "audited.*", "--for-subjects", "--bytes", "2000000")
     listed = json.loads(keylane("quota", "list", "--output", "json"))["quotas"]
     assert [(row["subjects"], row["scheduled_bytes"]) for row in listed] == [(0, 0)] * 2
     assert [(row["kind"], row["name"], row["bytes_per_s"]) for row in listed] == [
@@ -139,7 +139,7 @@ def test_commands_show_the_audit_log_and_set_quotas(guarded: GuardedCluster, tmp
     ]
     assert "shop" in keylane("quota", "list")
     keylane("quota", "unset", "shop")
-    keylane("quota", "unset", "audited.*", "--subject")
+    keylane("quota", "unset", "audited.*", "--for-subjects")
     assert json.loads(keylane("quota", "list", "--output", "json"))["quotas"] == []
     assert "InvalidRequestError" in keylane("quota", "set", "shop", "--bytes", "5", status=1)
     shown = json.loads(keylane("audit", "--who", "admin", "-n", "3", "--output", "json"))

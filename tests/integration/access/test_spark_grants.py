@@ -48,7 +48,7 @@ FOLLOW = READ + grants_of("a stream with `commitGroup`")
 
 
 class Jobs:
-    """Jobs of a principal with given grants, on the subject `flights` of a cluster."""
+    """Jobs of a principal with given grants, on the subject `orders` of a cluster."""
 
     def __init__(self, secured: SecuredCluster, folder: Path) -> None:
         self.secured = secured
@@ -70,7 +70,7 @@ class Jobs:
 
     def source(self, **options: str) -> KeylaneSource:
         files = {"tlsCa": self.secured.tls.ca, "tokenFile": str(self.token)}
-        return KeylaneSource({"meta": self.secured.meta, "subject": "flights"} | files | options)
+        return KeylaneSource({"meta": self.secured.meta, "subject": "orders"} | files | options)
 
     def read(self) -> int:
         reader = self.source().reader(spark_schema())
@@ -103,12 +103,12 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
         access = {"tls": secured.tls, "token": secured.admin_token}
         async with Admin(secured.meta, **access, wait_s=30) as admin:
             await wait_for_brokers(admin, 1)
-            await admin.create_subject("flights", partitions=2)
-            await admin.create_group("flights", "NAME")
+            await admin.create_subject("orders", partitions=2)
+            await admin.create_group("orders", "NAME")
             made.token.write_text((await admin.create_token("etl")).token)
         async with Producer(secured.meta, **access) as producer:
             for number in range(COUNT):
-                producer.send("flights", b"%d" % number, key=b"k%d" % (number % 7))
+                producer.send("orders", b"%d" % number, key=b"k%d" % (number % 7))
 
     try:
         asyncio.run(fill())

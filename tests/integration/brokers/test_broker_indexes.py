@@ -180,10 +180,10 @@ def test_index_commands_rebuild_convert_and_compare(tmp_path):
     assert "a broker is using" in command("verify", str(data), status=1)
     process.kill()
     command("rebuild", str(data))
-    assert str(20 * PARTITIONS) in command("switch", str(data), "--to", "rocksdb")
+    assert str(20 * PARTITIONS) in command("switch", str(data), "--index", "rocksdb")
     assert "rocksdb" in command("verify", str(data))
     assert "neither" in command("rebuild", str(data), "--index", "btree", status=2)
-    assert "has no file index" in command("switch", str(data), "--to", "rocksdb", status=1)
+    assert "has no file index" in command("switch", str(data), "--index", "rocksdb", status=1)
     assert "not a broker's" in command("verify", str(tmp_path / "nothing"), status=1)
 
     process = BrokerProcess(data, "--index", "rocksdb").start()

@@ -166,7 +166,7 @@ async def test_many_messages_in_one_request_have_receipts_in_its_order(file_clus
     _, page = await http.get(f"?partition={second['partition_id']}&offset={second['offset']}")
     last = page["messages"][-1]
     assert (last["key"], last["value"], last["properties"]) == (
-        "",
+        None,
         '{"paid":true}',
         {"type": "json"},
     )

@@ -22,6 +22,7 @@ from support.cluster import Cluster
 from support.parked.raw_owner import FAILURE, RawOwner
 from support.raising import raises
 from support.server_process import run_keylane
+from support.terminal import CTRL_C, at_terminal
 
 KEYS = (b"a", b"b", b"\xff\x00")
 
@@ -89,6 +90,9 @@ async def test_parked_keys_are_listed_redriven_and_skipped(shared_cluster: Clust
         assert ParkedKeyRow(b"a", ParkState.REDRIVING, 4) in await owner.keys(home)
         assert await admin.redrive("parked-calls", "g", key=b"a") == []
 
+        with raises(Reason.PARKED_REDRIVEN):
+            await admin.skip("parked-calls", "g", home, b"a", first=1)
+        await owner.change(home, Park(b"a", (), FAILURE))
         assert await admin.skip("parked-calls", "g", home, b"a", first=1) == 1
         assert await admin.skip("parked-calls", "g", home, b"a") == 3
         assert ParkedKeyRow(b"a", ParkState.REDRIVING, 0) in await owner.keys(home)
@@ -257,17 +261,33 @@ async def test_commands_show_redrive_and_skip(shared_cluster: Cluster):
         assert [json.loads(line)["value"] for line in shown.splitlines()] == ["value 1", "value 4"]
 
         assert "--yes" in keylane(shared_cluster, "skip", *where, "--key", "b", status=1)
-        assert "--yes" in keylane(shared_cluster, "redrive", *where, "--all", status=1)
+        assert "--yes" in keylane(shared_cluster, "redrive", *where, "--all-keys", status=1)
+        for words in (("redrive", *where, "--all-keys"), ("skip", *where, "--key", "b")):
+            with at_terminal("parked", *words, "--meta", shared_cluster.meta) as terminal:
+                await asyncio.to_thread(terminal.wait_for, "[y/N]: ")
+                terminal.press(CTRL_C)
+                assert await asyncio.to_thread(terminal.end) == 130
+        wrong = keylane(
+            shared_cluster, "redrive", *where, "--all-keys", "--yes", "-o", "{wrong}", status=1
+        )
+        assert "the fields are {redriven.dead}" in wrong
+        states = keylane(shared_cluster, "list", *where, "-o", "{key} {state}")
+        assert {line.split()[0] for line in states.splitlines()} >= {"-", "a", "b"}
+        assert {line.split()[1] for line in states.splitlines()} == {"parked"}
         skipped = keylane(shared_cluster, "skip", *where, "--key", "b", "--yes")
         assert "value 1" in skipped
         assert "1 message skipped" in skipped
-        said = keylane(shared_cluster, "skip", *where, "--no-key", "--all", "--yes", "-o", "json")
-        assert json.loads(said) == {"partition_id": number, "skipped": 1}
+        said = keylane(
+            shared_cluster, "skip", *where, "--no-key", "--all-messages", "--yes", "-o", "json"
+        )
+        assert json.loads(said) == {"partition_ids": [number], "skipped": 1}
         said = keylane(shared_cluster, "redrive", *where, "--key", "b")
         assert "b: 3 messages redriven" in said
         said = keylane(shared_cluster, "redrive", *where, "--error", "ValueError", "--yes")
         assert "8 messages of 2 keys redriven" in said
-        assert "nothing to redrive" in keylane(shared_cluster, "redrive", *where, "--all", "--yes")
+        assert "nothing to redrive" in keylane(
+            shared_cluster, "redrive", *where, "--all-keys", "--yes"
+        )
         refused = keylane(shared_cluster, "skip", *where, "--key", "unknown", "--yes", status=1)
         assert "PARKED_KEY_UNKNOWN" in refused
 
@@ -351,7 +371,7 @@ async def test_commands_choose_by_age_and_error(shared_cluster: Cluster):
         refused = keylane(shared_cluster, "show", *where, "--older-than", "1h", status=1)
         assert "PARKED_KEY_UNKNOWN" in refused
         assert "select messages" in keylane(shared_cluster, "show", *where, status=1)
-        said = keylane(shared_cluster, "skip", *where, "--error", "town", "--all", "--yes")
+        said = keylane(shared_cluster, "skip", *where, "--error", "town", "--all-messages", "--yes")
         assert "4 messages skipped" in said
 
 
@@ -434,7 +454,7 @@ async def test_dead_letters_are_chosen_by_their_own_age_and_error(shared_cluster
 
         assert await admin.skip(*where, dead=True, error="town", first=1) == 1
         said = keylane(
-            shared_cluster, "skip", *where, "--no-key", "--error", "town", "--all", "--yes"
+            shared_cluster, "skip", *where, "--no-key", "--error", "town", "--all-messages", "--yes"
         )
         assert "2 messages skipped" in said
         (redriven,) = await admin.redrive(*where, dead=True, error="town")

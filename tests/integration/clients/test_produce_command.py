@@ -6,11 +6,13 @@ import asyncio
 import json
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from keylane.cli.commands.produce import INTERRUPT_FLUSH_S
 from keylane.protocol.routing import Route
 from support.cluster import Cluster
 from support.server_process import run_keylane
@@ -61,6 +63,31 @@ async def test_rows_of_a_csv_file_are_stored_by_key(shared_cluster: Cluster, tmp
         sent.setdefault(row["customer"].encode(), []).append(row)
     stored = await values_by_key(shared_cluster, route)
     assert {key: list(map(json.loads, values)) for key, values in stored.items()} == sent
+
+
+async def test_person_is_told_what_to_type(shared_cluster: Cluster):
+    """A terminal gets one line, and no advice about the lines of a file."""
+    route = await shared_cluster.create("typed", partitions=1)
+    command = ("produce", "typed", "--key-separator", ":", "--meta", shared_cluster.meta)
+
+    async def typed(text: str) -> tuple[int, str, str]:
+        done = await asyncio.to_thread(
+            run_keylane, *command, text=text, timeout_s=TIMEOUT_S, terminal=True
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    reading = "reading messages from standard input, one per line; Ctrl-D ends\n"
+    status, out, errors = await typed("k:first\n\x04")
+    assert (status, errors) == (0, reading)
+    assert out.startswith("stored at offset 0 ")
+    status, _, errors = await typed("paid\n")
+    assert (status, errors) == (
+        1,
+        reading + "keylane: line 1: no separator, so no key; --keyless sends such lines without "
+        "order; a line with a key is KEY:VALUE. Lines stored: 0 [InputError 1404 "
+        "INPUT_UNFINISHED]\n  Run the command again, and type the lines that are not stored.\n",
+    )
+    assert await values_by_key(shared_cluster, route) == {b"k": [b"first"]}
 
 
 async def test_lines_of_ndjson_are_stored_as_they_are(shared_cluster: Cluster):
@@ -182,3 +209,32 @@ async def test_lines_that_wait_for_a_broker_are_named_when_the_command_is_interr
     assert (status, again) == (0, "")
     sent = {b"k%d" % number: [b"v%d" % number] for number in range(1, 41)}
     assert await values_by_key(cluster, route) == sent
+
+
+@pytest.mark.crash
+async def test_second_interrupt_ends_the_wait_and_names_the_lines(cluster: Cluster, tmp_path: Path):
+    """The lines wait for a broker that is away; the command ends at once, and nothing is lost."""
+    await cluster.create("hurried", partitions=1)
+    file = tmp_path / "input"
+    file.write_text("".join(f"k{number}=v{number}\n" for number in range(1, 41)))
+    for broker in cluster.brokers:
+        broker.kill()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "keylane.cli", "produce", "hurried"),
+        *("--key-separator", "=", "--file", str(file), "-o", "json", "--meta", cluster.meta),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(TIMEOUT_S):
+        assert process.stderr is not None
+        assert b" messages wait, the oldest for " in await process.stderr.readline()
+        began_s = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        await asyncio.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, errors = await process.communicate()
+    assert time.monotonic() - began_s < INTERRUPT_FLUSH_S
+    assert process.returncode == 130
+    assert b"never closed" not in errors
+    details = json.loads(errors.splitlines()[-1])["details"]
+    assert (details["stored"], details["lines"]) == (0, "1-")

@@ -67,6 +67,23 @@ def test_script_gets_receipts_and_stores_everything(shared_cluster: Cluster, sub
     stored(shared_cluster, subject, {b"k": values})
 
 
+def test_block_stores_what_was_sent_when_it_raises(shared_cluster: Cluster, subject: str):
+    """Also after the exception of Ctrl-C; the producer is closed."""
+    values = [b"%d" % number for number in range(200)]
+    producer = Producer(shared_cluster.meta)
+
+    def send_and_fail() -> None:
+        with producer:
+            for value in values:
+                producer.send(subject, value, key=b"k")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        send_and_fail()
+    assert repr(producer).endswith("closed>")
+    stored(shared_cluster, subject, {b"k": values})
+
+
 def test_result_takes_the_time_out_of_concurrent_futures(shared_cluster: Cluster, subject: str):
     """Under its name there, `timeout`, or under `timeout_s`; a message is not canceled."""
     with Producer(shared_cluster.meta) as producer:

@@ -5,6 +5,7 @@ continues at once.
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import threading
 import time
@@ -103,6 +104,58 @@ async def test_second_signal_does_not_wait_for_handlers(
         began = time.monotonic()
         assert await asyncio.to_thread(process.wait, 60) == -signal.SIGTERM
         assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize("how", ["async", "threads", "iterating"])
+async def test_signal_during_a_long_handler_logs_what_the_consumer_waits_for(
+    shared_cluster: Cluster, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    subject = f"run-waits-{how}"
+    await shared_cluster.create(subject, partitions=1)
+    async with Producer(shared_cluster.meta) as producer:
+        await producer.send(subject, b"v", key=b"k")
+    started = asyncio.Event()
+
+    async def handle(_message: Message) -> None:
+        started.set()
+        await asyncio.sleep(2)
+
+    def handle_in_thread(_message: Message) -> None:
+        loop.call_soon_threadsafe(started.set)
+        time.sleep(2)
+
+    async def iterate() -> None:
+        async with consumer:
+            running = asyncio.create_task(consumer.run())
+            async for message in consumer:
+                await handle(message)
+                await message.ack()
+            await running
+
+    loop = asyncio.get_running_loop()
+    handlers = {"async": handle, "threads": handle_in_thread, "iterating": None}
+    settings = ConsumerSettings(threads=1 if how == "threads" else 0)
+    consumer = Consumer(
+        shared_cluster.meta, subject=subject, group="g", handler=handlers[how], settings=settings
+    )
+    running = asyncio.create_task(iterate() if how == "iterating" else consumer.run())
+    await asyncio.wait_for(started.wait(), 60)
+    signal.raise_signal(signal.SIGTERM)
+    await asyncio.wait_for(running, 60)
+    lines = [text for text in caplog.messages if " to end: " in text]
+    assert len(lines) == 1, caplog.text
+    runner_name = "loop body" if how == "iterating" else "handler"
+    limit = {
+        "async": "it cancels them 5.0 s after the close began",
+        "threads": "handlers in threads cannot be cancelled",
+        "iterating": "it waits 5.0 s at most",
+    }[how]
+    assert re.fullmatch(
+        rf"consumer of {subject} in group g waits for 1 {runner_name} to end: {subject} partition "
+        rf"\d+ offset 0, running for \d\.\d s; {limit}; a second signal ends the process at once, "
+        "and these messages are handled again",
+        lines[0],
+    )
 
 
 async def test_run_in_a_thread_ends_with_its_cancellation(shared_cluster: Cluster) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 from typing import Any
 
-from keylane import Consumer
+from keylane import Consumer, Producer
 from support.cluster import Cluster, eventually
 from support.server_process import run_keylane
+from support.terminal import CTRL_C, at_terminal
 
 
 def keylane(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
@@ -45,6 +47,41 @@ async def test_commands_store_what_describe_shows(shared_cluster: Cluster):
     assert stored["policy"]["on_failure"] == "park"
     assert (stored["start"]["at"], stored["suspended_clients"]) == ("time", ["sick"])
     assert "stored policy: none" in keylane(shared_cluster, "set", *where, "--forget").stdout
+
+
+async def test_reset_asks_before_it_skips_messages(shared_cluster: Cluster):
+    """On a terminal, with live consumers and without; a reset back asks nothing."""
+    await shared_cluster.create("group-skips", partitions=1)
+    where = ("group-skips", "g")
+    async with Producer(shared_cluster.meta) as producer:
+        for _ in range(3):
+            await producer.send("group-skips", b"v")
+    assert keylane(shared_cluster, "create", *where).returncode == 0
+
+    def cursor() -> int:
+        described = keylane(shared_cluster, "describe", *where, "-o", "{partitions.offset}")
+        return int(described.stdout)
+
+    def at_keyboard(keys: str, *words: str) -> tuple[int, str]:
+        words = ("group", "reset", *where, *words, "--meta", shared_cluster.meta)
+        with at_terminal(*words) as terminal:
+            if keys:
+                terminal.wait_for("[y/N]: ")
+                terminal.press(keys)
+            return terminal.end(), terminal.shown
+
+    status, shown = await asyncio.to_thread(at_keyboard, CTRL_C, "--to", "latest", "--live")
+    assert status == 130
+    assert "Skip up to 3 messages of group-skips, which no consumer of g will handle?" in shown
+    assert cursor() == 0
+    assert (await asyncio.to_thread(at_keyboard, "n\n", "--to", "latest"))[0] == 1
+    assert cursor() == 0
+    assert (await asyncio.to_thread(at_keyboard, "y\n", "--shift", "2"))[0] == 0
+    assert cursor() == 2
+    assert (await asyncio.to_thread(at_keyboard, "", "--to", "latest", "--yes"))[0] == 0
+    assert cursor() == 3
+    assert (await asyncio.to_thread(at_keyboard, "", "--to", "earliest", "--live"))[0] == 0
+    assert cursor() == 0
 
 
 async def test_commands_suspend_and_resume_a_consumer(shared_cluster: Cluster):

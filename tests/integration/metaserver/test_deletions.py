@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -333,8 +334,12 @@ async def test_commands_delete_and_show_how_far_it_is(cluster: Cluster, admin: A
 
     assert await keylane("group", "delete", "s", "g", "--yes") == "group g of s: deleted\n"
     assert "GroupUnknownError" in await keylane("group", "delete", "s", "g")
+    await admin.create_group("s", "h")
+    refused = await keylane("subject", "delete", "s")
+    assert re.search(r"Delete subject s with \d\d+ messages and 1 consumer group\?", refused)
+    assert "pass --yes to confirm" in refused
     cluster.brokers[1].kill()
-    begun = json.loads(await keylane("subject", "delete", "s", "--no-wait", "-o", "json"))
+    begun = json.loads(await keylane("subject", "delete", "s", "--no-wait", "--yes", "-o", "json"))
     assert begun["left"] > 0
     cluster.brokers[1].restart()
     told = await keylane("subject", "delete", "s")

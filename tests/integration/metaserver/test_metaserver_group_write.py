@@ -35,6 +35,7 @@ def store(connection: sa.Connection, name: str, *, fault: Exception | None = Non
 def stored(connection: sa.Connection) -> set[str]:
     return set(connection.execute(sa.select(facts.c.name)).scalars()) - {
         "boot",
+        "cluster id",
         "cluster version",
         "oldest reader of the schema",
     }

@@ -50,7 +50,7 @@ async def test_resize_shows_its_plan_its_end_and_its_lineage(shared_cluster: Clu
     (child,) = merged["children"]
     groups = {"g1", "g2"} - {child["broker_group"]}
     (moved,) = await answer(
-        shared_cluster, "move", str(child["partition_id"]), "--to", groups.pop()
+        shared_cluster, "move", str(child["partition_id"]), "--broker-group", groups.pop()
     )
     shown = await answer(shared_cluster, "operations", "drawn")
     assert [operation["kind"] for operation in shown] == ["move", "merge", "resize"]

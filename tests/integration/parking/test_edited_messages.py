@@ -19,6 +19,7 @@ from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
 from keylane.errors import (
     InvalidRequestError,
     MessageTooLargeError,
+    NotFoundError,
     Reason,
 )
 from keylane.protocol.message import EDITED_PROPERTY
@@ -88,6 +89,9 @@ async def test_edited_message_is_handled_in_its_place(shared_cluster: Cluster, c
             while await parked_count(admin, subject) < 4:
                 await asyncio.sleep(0.02)
             if change != "none":
+                (view,) = [each async for each in admin.parked(subject, "g")]
+                with pytest.raises(NotFoundError, match=f"stored, such as {partition_id}:0"):
+                    await admin.edit_parked(subject, "g", view.partition_id, 60, value=b"41")
                 again = await admin.edit_parked(subject, "g", partition_id, 0, value=b"41")
                 assert again.message.value == b"41"
             shown = [each async for each in admin.parked_messages(subject, "g", b"k")]
@@ -156,7 +160,7 @@ class Waiting(Judge):
         await super().__call__(message)
 
 
-async def test_edit_is_refused_while_a_message_that_may_end_its_process_is_handled(
+async def test_edit_and_skip_are_refused_while_a_message_that_may_end_its_process_is_handled(
     shared_cluster: Cluster, tmp_path: Path
 ):
     """A process ended with the redriven message: the next consumer has the key stay parked, and
@@ -182,6 +186,8 @@ async def test_edit_is_refused_while_a_message_that_may_end_its_process_is_handl
             await judge.has_begun.wait()
             with raises(Reason.PARKED_REDRIVEN):
                 await admin.edit_parked(subject, "g", key=b"bad", value=b"41")
+            with raises(Reason.PARKED_REDRIVEN):
+                await admin.skip(subject, "g", key=b"bad")
             judge.go_on.set()
             while await parked_count(admin, subject):
                 await asyncio.sleep(0.02)

@@ -313,13 +313,13 @@ async def test_read_command_prints_messages_and_makes_no_group(shared_cluster: C
 
     assert len(run("--from", "-1h")) == 4 * len(KEYS)
     assert [line.split()[-1] for line in run("--key", key)] == ["0", "1", "2", "3"]
-    facts = [json.loads(line) for line in run("--key", key, "--output", "json", "--limit", "2")]
+    facts = [json.loads(line) for line in run("--key", key, "--output", "json", "--count", "2")]
     assert [fact["value"] for fact in facts] == ["0", "1"]
     partition = str(facts[0]["partition_id"])
     lines = run("--partition", partition, "--from", "1", "--to", "3", "--output", "{offset}")
     assert lines == ["1", "2"]
     assert run("--from", "latest") == []
-    followed = run("--follow", "--limit", "3", "--output", "{key}")
+    followed = run("--follow", "--count", "3", "--output", "{key}")
     assert len(followed) == 3
     for words in (
         ("--from", "9999", "--partition", partition),

@@ -15,11 +15,11 @@ PARTITIONS = 33_000
 async def test_effects_are_forgotten_when_the_group_had_more_partitions_than_a_statement_parameters(
     engine,
 ):
+    common = {"subject": "s", "token": 1, "cluster_id": "5ea"}
     fences = [
-        {"subject": "s", "consumer_group": "g", "partition_id": number, "token": 1}
-        for number in range(PARTITIONS)
+        common | {"consumer_group": "g", "partition_id": number} for number in range(PARTITIONS)
     ]
-    kept = {"subject": "s", "consumer_group": "other", "partition_id": 1, "token": 1}
+    kept = common | {"consumer_group": "other", "partition_id": 1}
     async with engine.begin() as connection:
         for first in range(0, PARTITIONS, 1_000):
             await connection.execute(sa.insert(TABLES.fences), fences[first : first + 1_000])

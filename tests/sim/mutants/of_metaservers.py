@@ -51,7 +51,7 @@ def granted_before_it_is_free(patches: Patches) -> None:
 def any_release_frees_the_lease(patches: Patches) -> None:
     """A late release of an old token frees the lease of the new one."""
 
-    def release(lease: Any, session: Any, token: int) -> Any:
+    def release(lease: Any, session: Any, token: int, **_more: Any) -> Any:
         if lease is None or lease.session is None:
             return None
         return replace(lease, session=None, withdrawn=False)

@@ -1,6 +1,6 @@
 """How the workers of a parallel run share tests: a file at a time, in the order of the collection.
 
-The files of tests/tidy that read the whole tree are taken at once: what was read and parsed is kept
+The pages of tests/acceptance/test_pages.py are taken one by one. The files of tests/tidy that read the whole tree are taken at once: what was read and parsed is kept
 in the process. So are those of tests/spark: they share one Java process.
 """
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 TIDY = "tests/tidy/"
 SPARK = "tests/spark/"
+PAGES = "tests/acceptance/test_pages.py"
+"""Each of its tests has a cluster of its own."""
 WITHOUT_TREE = frozenset(
     f"{TIDY}test_{name}.py"
     for name in ("documented_commands", "public_face", "second_chance", "workers")
@@ -40,6 +42,8 @@ class FileByFile(LoadScopeScheduling):
         file = nodeid.partition("::")[0]
         if file.startswith(SPARK):
             return SPARK
+        if file == PAGES:
+            return nodeid
         return TIDY if file.startswith(TIDY) and file not in WITHOUT_TREE else file
 
     def _reschedule(self, node: WorkerController) -> None:

@@ -16,6 +16,7 @@ class GroupDelivery:
     cursor: int = 0
     exclusive: bool = True
     leased_id: int = 7
+    cluster_id: str = "5ea"
     queue: int = 0
     logic_start: int = 0
     codec: Any = None

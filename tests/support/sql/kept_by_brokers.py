@@ -37,6 +37,7 @@ def status(
     name: str = "",
     message_bytes_max: int = 0,
     hidden: str = "",
+    cluster_id: str = "",
 ) -> PartitionStatus:
     """A partition as its broker has it; without a `queue`, it is the first of one of its own."""
     partition = Partition(
@@ -68,6 +69,7 @@ def status(
             static=static,
             message_bytes_max=message_bytes_max,
             hidden=hidden,
+            cluster_id=cluster_id,
         ),
     )
 

@@ -2,6 +2,8 @@
 answers.
 """
 
+import msgspec
+
 from keylane.admin import views
 from keylane.protocol.control import (
     GroupStatus,
@@ -73,6 +75,17 @@ def test_lag_is_unknown_when_one_partition_is():
     assert described.lag is None
     assert [partition.lag for partition in described.partitions] == [20, None]
     assert [partition.problem for partition in described.partitions] == [None, "no answer"]
+
+
+def test_partitions_of_a_group_are_in_the_order_in_which_they_are_read():
+    """By range, and a sealed one, which is told apart, before those that continue it."""
+    sealed = msgspec.structs.replace(partition(3, 0, 512), state=PartitionState.SEALED)
+    parts = [partition(5, 0, 256), partition(2, 512, 1024), partition(4, 256, 512), sealed]
+    owners = [OwnerView(partition=each, token=0) for each in parts]
+    statuses = {each.partition_id: status(each.partition_id) for each in parts}
+    described = views.describe_group(group_view(*owners), statuses).partitions
+    assert [each.partition_id for each in described] == [3, 5, 4, 2]
+    assert [each.state for each in described] == ["sealed", "open", "open", "open"]
 
 
 def test_subject_is_described_by_range():

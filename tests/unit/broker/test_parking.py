@@ -455,6 +455,29 @@ async def is_editable(desk: ParkedDesk, key: bytes | None = b"a", offset: int = 
     return True
 
 
+@pytest.mark.parametrize(
+    ("key_hex", "row", "other"),
+    [("61", (1, 2, 3), None), (None, (1, 7, 8), "61")],
+    ids=["a key", "dead letters"],
+)
+async def test_message_is_not_skipped_while_it_may_be_with_its_handler(
+    desk: ParkedDesk, key_hex: str | None, row: tuple[int, int, int], other: str | None
+):
+    """Nothing is changed; a repeated skip of messages that are gone is still taken."""
+    await desk.change(*PARKED)
+    await desk.asked(key_hex)
+    before = desk.state()
+    with raises(Reason.PARKED_REDRIVEN):
+        await desk.asked(key_hex, [(1, 30, 31), row])
+    assert desk.state() == before
+    await desk.asked(key_hex, [(1, 30, 31)])
+    await desk.asked(other, [(1, 7, 8) if other is None else (1, 2, 3)])
+    key = None if key_hex is None else bytes.fromhex(key_hex)
+    await desk.change(Park(key, (), FAILURE))
+    await desk.asked(key_hex, [row])
+    assert desk.state() != before
+
+
 @pytest.mark.parametrize("ends", ["failure", "release", "owner", "all handled"])
 async def test_parked_message_is_not_edited_while_its_owner_has_it_handled(
     desk: ParkedDesk, ends: str

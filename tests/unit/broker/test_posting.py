@@ -126,7 +126,7 @@ def posting(peers: ScriptedPeers, clock: ManualClock) -> Post:
     posting = MessagePosting(peers, clock=clock, rng=random.Random(1))  # type: ignore[arg-type]
 
     async def post(*keys: str, idempotency_key: str | None = None) -> Posted | Reply:
-        body = json.dumps([{"key": key, "value": "v"} for key in keys]).encode()
+        body = json.dumps([{"key": key or None, "value": "v"} for key in keys]).encode()
         params = {"subject": "s", "Content-Type": "application/json"}
         if idempotency_key is not None:
             params["Idempotency-Key"] = idempotency_key

@@ -200,5 +200,5 @@ async def test_message_of_any_bytes_is_shown():
     first, second = msgspec.json.decode(msgspec.json.encode(answer.messages))
     assert (first["key_base64"], first["value_base64"]) == ("/w==", "/g==")
     assert (first["properties_base64"], "properties" in first) == ("wQ==", False)
-    assert (second["key"], second["value"], second["properties"]) == ("", "text", {"a": "b"})
+    assert (second["key"], second["value"], second["properties"]) == (None, "text", {"a": "b"})
     assert "key_base64" not in second

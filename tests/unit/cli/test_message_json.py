@@ -62,6 +62,13 @@ def test_properties_that_are_no_texts_are_printed_and_refused_when_they_are_read
     assert caught.value.code == 1104
 
 
+def test_message_without_a_key_is_sent_as_it_was_printed():
+    """Its key is null, and not an empty text, which no line may have."""
+    line = message_json(Message("s", b"", b"v", 9, 3, 0)).encode()
+    assert b'"key":null' in line
+    assert parse_line(line, JSON).key == b""
+
+
 def test_base64_of_readable_properties_is_refused_too():
     """A line is taken or refused for its fields, not for what the bytes in them happen to be."""
     line = b'{"value": "v", "properties_base64": "gaFhoWI="}'
@@ -76,6 +83,8 @@ def test_base64_of_readable_properties_is_refused_too():
         b'{"value": "v", "value_base64": "dg=="}',
         b'{"value": null, "value_base64": "dg=="}',
         b'{"value": "v", "key": "k", "key_base64": "aw=="}',
+        b'{"value": "v", "key": ""}',
+        b'{"value": "v", "key_base64": ""}',
         b'{"value_base64": "%"}',
         b'{"value_base64": 7}',
         b'{"value": "v", "properties": {"a": "b"}, "properties_base64": {"a": "Yg=="}}',

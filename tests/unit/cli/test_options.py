@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from keylane.cli.commands.dev import broker_count, prepare_data
+from keylane.cli.commands.dev import broker_count, prepare_data, run_dev
 from keylane.cli.demo.run import open_folder
-from keylane.cli.options import parse_time
+from keylane.cli.options import OutputFormat, parse_time
 from keylane.cli.usage import is_json_requested, merge_meta_options
 from keylane.protocol.errors import ConfigError, DataFolderError
 from support.server_process import run_keylane
@@ -23,6 +23,24 @@ def test_brokers_with_data_in_the_folder_are_counted(tmp_path):
     assert broker_count(tmp_path, None) == 3
     assert broker_count(tmp_path, 1) == 3
     assert broker_count(tmp_path, 4) == 4
+
+
+def test_dev_says_that_a_folder_has_more_brokers_than_asked_for(tmp_path, capsys):
+    """A port that is too high ends it before anything is started."""
+    for number in (1, 2, 3):
+        (tmp_path / f"broker-{number}").mkdir()
+    for brokers, said in ((1, True), (3, False), (None, False)):
+        status = run_dev(
+            OutputFormat.TABLE,
+            data=tmp_path,
+            port=65_535,
+            brokers=brokers,
+            subjects=[],
+            auto_create="off",
+        )
+        told = capsys.readouterr().err
+        assert status == 1
+        assert ("has 3 brokers: all of them run, although --brokers is 1" in told) is said
 
 
 def test_folder_that_cannot_be_used_is_named(tmp_path):
@@ -111,8 +129,8 @@ def test_time_is_refused_when_no_calendar_in_utc_has_it(text):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("read", "orders", "--limit"), "1_0"),
-        (("read", "orders", "--limit"), "\u0663"),
+        (("read", "orders", "--count"), "1_0"),
+        (("read", "orders", "--count"), "\u0663"),
         (("read", "orders", "-n"), "5\n"),
         (("consume", "orders", "-g", "g", "--idle"), "nan"),
         (("consume", "orders", "-g", "g", "--idle"), "1_0.5"),

@@ -11,7 +11,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from keylane.cli.completion import complete_profile, complete_subject
+from keylane.cli.completion import (
+    WAIT_S_MIN,
+    complete_profile,
+    complete_subject,
+    remaining_wait_s,
+)
 from keylane.cli.main import app
 from keylane.cli.profiles import VARIABLES, Profile, profiles_file, read_profiles, use_profile
 from keylane.errors import ConfigError
@@ -49,6 +54,14 @@ def test_profile_is_kept_until_it_is_removed(home: Path):
     assert list(read_profiles(profiles_file())) == ['my "prod"']
     assert ran("profile", "add", "\N{ROCKET}", "--meta", "a:1")[0] == 0
     assert "\N{ROCKET}" in read_profiles(profiles_file())
+
+
+def test_list_says_how_to_add_the_first_profile():
+    assert ran("profile", "list") == (
+        0,
+        "no profiles; add one with: keylane profile add NAME --meta HOST:PORT\n",
+    )
+    assert ran("profile", "list", "-o", "json") == (0, "[]\n")
 
 
 def test_profile_is_completed(home: Path):
@@ -104,6 +117,12 @@ def test_completion_gives_up_soon_when_no_metaserver_answers(monkeypatch: pytest
         began = time.monotonic()
         assert complete_subject(context, context.command.params[0], "o") == []
         assert time.monotonic() - began < 5
+
+
+def test_completion_waits_less_when_the_command_started_slowly():
+    assert remaining_wait_s(0.2) == pytest.approx(0.25)
+    assert remaining_wait_s(0.3) == pytest.approx(0.15)
+    assert remaining_wait_s(0.4) == remaining_wait_s(2.0) == WAIT_S_MIN
 
 
 def test_command_of_another_system_names_ours():

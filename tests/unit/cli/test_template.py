@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypedDict
 
 import click
 import msgspec
 import pytest
 from click.testing import CliRunner
 
+from keylane.cli.fields import Fields
+from keylane.cli.groups import Command
 from keylane.cli.main import app
-from keylane.cli.options import OutputFormat
-from keylane.cli.screen import show_data
 from keylane.cli.template import Template
 from keylane.errors import ConfigError
 from keylane.protocol.errors import Fate
@@ -48,7 +49,6 @@ GROUP = Description("billing", [Progress(1, "a"), Progress(2, None, ("x", "y"))]
         ("{a.b} {flag}", {"a": {"b": 1.5}, "flag": True}, ["1.5 true"]),
         ("{a.b.c}", {"a": [{"b": [{"c": 1}, {"c": 2}]}, {"b": [{"c": 3}]}]}, ["1", "2", "3"]),
         ("{key}", [{"key": "k"}, {"key_base64": b"\xff"}], ["k", r"\\xff"[1:]]),
-        ("{nothing_here}", [], []),
         ("{failure.kind}", [{"failure": None}], ["-"]),
     ],
 )
@@ -71,18 +71,85 @@ def test_template_makes_a_line_of_each_row(text, value, lines):
 )
 def test_template_says_what_is_wrong(text, problem):
     with pytest.raises(ConfigError, match="--output") as caught:
-        Template(text).lines(GROUP)
+        Template(text).check(Fields.of(Description))
     assert problem in caught.value.message
 
 
-def test_template_with_a_wrong_field_does_not_call_a_command_undone(
-    capsys: pytest.CaptureFixture[str],
-):
-    """The command has changed something by the time its output is known."""
-    with pytest.raises(ConfigError, match="the command is done, but there is no field") as caught:
-        show_data(OutputFormat.parse("{nope}"), {"id": 1})
-    assert caught.value.fate is Fate.UNKNOWN
-    assert capsys.readouterr().out == ""
+class Key(TypedDict, total=False):
+    key: str | None
+    key_base64: bytes
+    properties: dict[str, str]
+
+
+@pytest.mark.parametrize(
+    ("kind", "paths"),
+    [
+        (Description, "group partitions.groups partitions.owner resets.partition_id"),
+        (list[Progress] | None, "groups owner partition_id"),
+        (Key, "key properties"),
+        (Progress | Key, "groups key owner partition_id properties"),
+        (dict[str, Progress], ""),
+    ],
+)
+def test_fields_come_from_the_type(kind, paths):
+    found = set(Fields.of(kind).paths())
+    assert set(paths.split()) <= found
+    assert kind is Description or found == set(paths.split())
+
+
+@pytest.mark.parametrize(
+    "text", ["{properties.any name}", "{key_base64}", "{key}{properties}", "{key} {key}"]
+)
+def test_template_may_name_what_only_some_rows_have(text):
+    Template(text).check(Fields.of(list[Key]))
+
+
+WITHOUT_FIELDS = {
+    ("broker", "run"),
+    ("metaserver", "run"),
+    ("access", "grant"),
+    ("access", "revoke"),
+    ("access", "quota", "set"),
+    ("access", "quota", "unset"),
+}
+"""The first two have no --output; the others show an empty object."""
+
+
+def test_every_command_says_which_fields_it_shows():
+    for path, command in commands(app):
+        assert isinstance(command, Command)
+        fields = command.fields
+        assert bool(fields.names or fields.is_open) is (path not in WITHOUT_FIELDS), path
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "parked redrive orders billing --all-keys --yes -o {mesages}",
+            "did you mean {redriven.mess",
+        ),
+        ("dead skip orders billing --yes -o {wrong}", "the fields are {partition_ids}, {skipped}"),
+        ("subject resize orders --partitions 6 -o {childs.name}", "{children.name}"),
+        ("group describe orders billing -o {lagg}", "did you mean {lag}"),
+        ("group describe orders billing -o {owner}", "did you mean {partitions.owner}?"),
+        ("access grant billing read -o {principal}", "there are no fields"),
+        ("profile list -o {}", "the fields are {meta}, {name}, {tls_ca}, {token_file}"),
+    ],
+)
+def test_wrong_field_is_refused_before_the_command_does_anything(words, said):
+    """There is no metaserver, and the command does not find out."""
+    done = CliRunner().invoke(app, words.split(), env={"KEYLANE_META": "127.0.0.1:1"})
+    assert isinstance(done.exception, ConfigError)
+    assert said in done.exception.message
+    assert done.exception.fate is Fate.NOT_DONE
+
+
+def test_fields_are_listed_once():
+    """A receipt and a scheduled receipt have some of the same."""
+    done = CliRunner().invoke(app, ["produce", "orders", "paid", "-o", "{}"])
+    assert str(done.exception).count("{durable}") == 1
+    assert "{line}" in str(done.exception)
 
 
 def commands(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from keylane.consumer.assignment_log import (
     LAG_EACH_MS,
     LINE_MS_MIN,
     AssignmentLog,
+    source_text,
     waiting_text,
 )
-from keylane.protocol.control import GroupMember, GroupView, OwnerView
+from keylane.protocol.control import GroupMember, GroupView, LeaseEnd, OwnerView, PreviousOwner
 from keylane.protocol.routing import Partition, PartitionState
 
 
@@ -40,6 +43,53 @@ def test_line_says_why_partitions_ended():
         log.note_end(partition_id, cause)
     assert log.format_partitions({1}, 5_000) == (
         "has partition 1; no longer has 2, 4 (rebalance), 3 (lease ran out)"
+    )
+
+
+def previous(client: str, end: LeaseEnd) -> str:
+    return source_text(PreviousOwner(client=client, end=end))
+
+
+def test_line_says_from_whom_partitions_came_and_why():
+    log = AssignmentLog()
+    log.note_start(1, source_text(None))
+    log.note_start(2, source_text(None))
+    assert log.format_partitions({1, 2}, 0) == "has partitions 1, 2"
+    log.note_start(3, previous("vm:812", LeaseEnd.EXPIRED))
+    log.note_start(4, previous("vm:813", LeaseEnd.REBALANCE))
+    log.note_start(5, previous("vm:812", LeaseEnd.EXPIRED))
+    log.note_start(6, source_text(None))
+    assert log.format_partitions({1, 2, 3, 4, 5, 6}, 5_000) == (
+        "has partitions 1, 2, 3, 4, 5, 6; got 3, 5 from vm:812, whose lease ended, "
+        "4 from vm:813 (rebalance), 6"
+    )
+    assert log.format_partitions({1, 2, 3, 4, 5, 6, 7}, 10_000).endswith("; got 7")
+
+
+def test_first_line_names_only_partitions_that_another_member_had():
+    log = AssignmentLog()
+    log.note_start(1, source_text(None))
+    log.note_start(2, previous("vm:812", LeaseEnd.LEFT))
+    assert log.format_partitions({1, 2}, 0) == (
+        "has partitions 1, 2; got 2 from vm:812, which left"
+    )
+
+
+@pytest.mark.parametrize("end", LeaseEnd)
+def test_every_end_of_a_lease_has_a_text(end):
+    text = previous("vm:812", end)
+    assert text.startswith("from vm:812")
+    assert text != "from vm:812"
+
+
+def test_line_names_few_members_when_partitions_came_from_many():
+    log = AssignmentLog()
+    assert log.format_partitions({1}, 0)
+    for number in range(2, 8):
+        log.note_start(number, previous(f"c{number}", LeaseEnd.REBALANCE))
+    assert log.format_partitions(set(range(1, 8)), 5_000).endswith(
+        "; got 2 from c2 (rebalance), 3 from c3 (rebalance), 4 from c4 (rebalance), "
+        "5, 6, 7 from other members"
     )
 
 
@@ -104,8 +154,8 @@ def test_line_names_those_who_have_the_partitions_when_a_member_waits():
         owners=(owner(1, "a"), owner(2, "a"), owner(3, "b"), owner(4, None)),
         members=(member("a", 2), member("b", 1, 22_000), member("c", 0)),
     )
-    assert waiting_text(group) == (
-        "3 members for 4 partitions: this one waits; a has 1, 2; b has 3 until its lease ends in "
+    assert waiting_text(group, "c") == (
+        "3 members for 4 partitions: this one waits for its share; a has 1, 2; b has 3 until its lease ends in "
         "8.0 s, or it is heard"
     )
 
@@ -118,7 +168,26 @@ def test_line_names_few_of_many_holders_when_a_member_waits():
         sessions=7,
         owners=tuple(owner(number + 1, client) for number, client in enumerate(clients)),
     )
-    assert waiting_text(group) == (
+    assert waiting_text(group, "c") == (
         "7 members for 6 partitions: this one waits; c0 has 1; c1 has 2; c2 has 3; 3 more members "
         "have others"
     )
+
+
+@pytest.mark.parametrize(
+    ("sessions", "owners", "text"),
+    [
+        (0, (None,), "it is being granted them"),
+        (1, ("vm:1", None), "it is being granted them"),
+        (1, ("vm:1", "vm:2"), "it is being granted them; vm:2 has 2"),
+    ],
+)
+def test_line_of_a_member_that_is_alone_does_not_name_it_as_another(sessions, owners, text):
+    """It is told of its partitions a moment later, and may not be counted yet."""
+    group = GroupView(
+        subject="s",
+        group="g",
+        sessions=sessions,
+        owners=tuple(owner(number + 1, client) for number, client in enumerate(owners)),
+    )
+    assert waiting_text(group, "vm:1") == text

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+from msgspec.structs import replace
 
 from keylane.consumer import ConsumerSettings, FailurePolicy
 from keylane.consumer.effective_settings import EffectiveSettings, effective_settings, stored_text
@@ -53,7 +54,34 @@ def test_policy_is_taken_once_and_let_go(caplog: pytest.LogCaptureFixture):
     assert not member.update(grants(PARK))
     assert member.update(grants())
     assert member.settings == own
-    assert len(caplog.records) == 2
+    of_opening, *of_changes = caplog.records
+    assert "tries_max=7 has no effect" in of_opening.getMessage()
+    assert len(of_changes) == 2
+
+
+@pytest.mark.parametrize(
+    ("own", "policy", "strategy", "warns"),
+    [
+        ({"tries_max": 2}, NOTHING, OrderStrategy.STRICT, True),
+        ({"tries_max": 2, "on_failure": "block"}, NOTHING, OrderStrategy.BEST_TRIED, True),
+        ({"tries_max": 2}, NOTHING, OrderStrategy.BEST_TRIED, False),
+        ({"tries_max": 2, "on_failure": "dead"}, NOTHING, OrderStrategy.STRICT, False),
+        ({"tries_max": 2}, PARK, OrderStrategy.STRICT, False),
+        ({}, NOTHING, OrderStrategy.STRICT, False),
+    ],
+)
+def test_log_warns_once_of_tries_that_nothing_limits(
+    caplog: pytest.LogCaptureFixture,
+    own: dict[str, object],
+    policy: GroupPolicy,
+    strategy: OrderStrategy,
+    warns: bool,
+):
+    member = effective(**own)
+    for _ in range(3):
+        member.update(replace(grants(policy), order_strategy=strategy))
+    told = [record for record in caplog.records if "has no effect" in record.getMessage()]
+    assert [record.levelno for record in told] == [logging.WARNING] * warns
 
 
 @pytest.mark.parametrize(

@@ -398,3 +398,41 @@ async def test_grants_of_a_later_group_end_the_session_when_its_own_was_deleted(
     assert (meta.joins, meta.asked, holder.grants) == ([0, 3], [3], [])
     with contextlib.suppress(GroupDeletedError):
         await membership.stop()
+
+
+class NoReleaseMeta(VersionedMeta):
+    """Takes no report of a release while it is down."""
+
+    is_down = True
+
+    async def call(self, *_arguments: Any, **_options: Any) -> Any:
+        if self.is_down:
+            raise UnreachableError("nobody listens")
+        return Done()
+
+
+async def test_failed_reports_of_a_release_make_a_line_for_each_partition(
+    caplog: pytest.LogCaptureFixture,
+):
+    """Further ones are counted, until one succeeds."""
+    caplog.set_level(logging.INFO, "keylane.consumer")
+    clock = ManualClock()
+    meta = NoReleaseMeta(clock)
+    membership = membership_with(meta, clock)
+
+    async def report(times: int) -> list[str]:
+        caplog.clear()
+        for _ in range(times):
+            for partition_id in (1, 2):
+                await membership.report_release("a" * 16, partition_id, 7)
+            clock.advance(300)
+        return [record.getMessage() for record in caplog.records]
+
+    lines = await report(20)
+    assert len(lines) == 2
+    assert all(line.endswith(": cannot report the release: nobody listens") for line in lines)
+    clock.advance(10_000)
+    lines = await report(1)
+    assert ["21 failures in 16 s" in line for line in lines] == [True, True]
+    meta.is_down = False
+    assert await report(3) == []

@@ -149,6 +149,7 @@ def test_name_is_refused_when_no_metaserver_takes_it(name):
         ),
         ({"key": "\ud800"}, InvalidRequestError, "key is not a text that UTF-8 has: "),
         ({"value": bytearray(b"v")}, InvalidRequestError, r"not bytearray: use bytes\(value\)"),
+        ({"key": ""}, InvalidRequestError, "key is an empty text: leave it out, or give b"),
         ({"key": memoryview(b"k")}, InvalidRequestError, r"not memoryview: use bytes\(key\)"),
         ({"key": Digest(b"k")}, InvalidRequestError, r"not Digest: use bytes\(key\)"),
         ({"value": None}, InvalidRequestError, "value must be bytes, not NoneType; to send other"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 
 import pytest
 
@@ -62,6 +63,70 @@ async def test_close_tells_what_it_gave_up_and_what_may_be_stored():
         assert "unless its fate is unknown" in caught.value.hint
         fates.append(caught.value.fate)
     assert fates == [Fate.UNKNOWN, Fate.NOT_DONE, Fate.NOT_DONE]
+
+
+@pytest.mark.parametrize("error", [ValueError("bad row"), asyncio.CancelledError("stop")])
+async def test_block_stores_what_was_sent_when_it_raises(error):
+    network = ScriptedNetwork()
+
+    async def work() -> None:
+        async with producer_on(network, ProducerSettings(linger_ms=500)) as producer:
+            for number in range(3):
+                producer.send("s", b"%d" % number, key=b"k")
+            raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        await work()
+    assert [value for stored in network.stored.values() for value in stored] == [b"0", b"1", b"2"]
+
+
+async def test_block_logs_what_it_waits_for_and_gives_up_when_it_raises(caplog, monkeypatch):
+    """The block's own error is raised; the log says how many messages were given up, and how many
+    of them may be stored.
+    """
+    monkeypatch.setattr("keylane.producer.client.QUIET_CLOSE_S", 0.01)
+    network = ScriptedNetwork()
+    settings = ProducerSettings(backoff=QUICK.backoff, close_timeout_ms=200, in_flight_max=1)
+
+    async def work() -> None:
+        async with producer_on(network, settings) as producer:
+            await producer.send("s", b"0", key=b"k")
+            network.mute.add(1)
+            producer.send("s", b"1", key=b"k")
+            await eventually(lambda: producer.stats.retries > 0)
+            producer.send("s", b"2", key=b"k")
+            raise ValueError("bad row")
+
+    with pytest.raises(ValueError, match="bad row"):
+        await work()
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert lines[-2].startswith(
+        "closing the producer waits up to 0.2 s for 2 messages to be stored; the oldest, of "
+        "subject s: "
+    )
+    assert lines[-1].startswith("closed: 2 messages were given up, 1 of them may be stored; ")
+
+
+async def test_block_ends_at_once_when_it_is_cancelled_again(caplog):
+    network = ScriptedNetwork()
+
+    async def work() -> None:
+        async with producer_on(network) as producer:
+            await producer.send("s", b"0", key=b"k")
+            network.mute.add(1)
+            producer.send("s", b"1", key=b"k")
+            waiting.set()
+            await asyncio.sleep(60)
+
+    waiting = asyncio.Event()
+    task = asyncio.create_task(work())
+    await waiting.wait()
+    for _ in range(2):
+        task.cancel()
+        await asyncio.sleep(0.05)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 5)
+    assert "closed: 1 message was given up, " in caplog.text
 
 
 async def test_close_stores_what_other_tasks_send_while_it_waits():

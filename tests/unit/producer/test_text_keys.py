@@ -26,7 +26,7 @@ async def write_and_read(cluster: VirtualCluster) -> list[tuple[bytes, bytes]]:
         first = await producer.send("orders", b"1", key=KEY)
         second = await producer.send("orders", b"2", key=KEY.encode())
         assert (first.partition_id, second.offset) == (second.partition_id, first.offset + 1)
-        await producer.send_all("orders", [(KEY, b"3"), (KEY.encode(), b"4"), ("", b"x")] * 2)
+        await producer.send_all("orders", [(KEY, b"3"), (KEY.encode(), b"4"), (b"", b"x")] * 2)
     read = await cluster.messages("orders", key=KEY)
     async with Reader(cluster.address, "orders", key=KEY) as reader:
         assert [message.value async for message in reader] == [each.value for each in read]
@@ -83,6 +83,27 @@ async def test_outbox_takes_a_text_key(tmp_path: Path):
         await outbox.add(connection, "orders", b"1", key=KEY)
         rows = (await connection.exec_driver_sql("SELECT order_key FROM keylane_outbox")).all()
         assert [bytes(row[0]) for row in rows] == [KEY.encode()]
+    await engine.dispose()
+
+
+async def test_empty_text_is_refused_as_a_key(tmp_path: Path):
+    """It is most often a variable without a value, and its messages would have no order; b"" says
+    that there is no key.
+    """
+    network = ScriptedNetwork()
+    async with producer_on(network) as producer:
+        with pytest.raises(InvalidRequestError, match="key is an empty text"):
+            producer.send("s", b"1", key="")
+        with pytest.raises(DeliveryError, match="the next one was refused: key is an empty text"):
+            await producer.send_all("s", [(b"", b"2"), ("", b"3")])
+    assert network.stored[1] == [b"2"]
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/o.db")
+    await create_tables(engine)
+    async with engine.begin() as connection:
+        outbox: Outbox[bytes] = Outbox("127.0.0.1:7000", engine)
+        with pytest.raises(InvalidRequestError, match="key is an empty text"):
+            await outbox.add(connection, "orders", b"1", key="")
+        await outbox.add(connection, "orders", b"1", key=b"")
     await engine.dispose()
 
 

@@ -82,3 +82,9 @@ def test_parse_address_gives_host_and_port(text, parts):
 def test_parse_address_raises_when_text_is_not_host_and_port(text):
     with pytest.raises(ConfigError, match="host:port"):
         parse_address(text)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "h:0"])
+def test_port_out_of_range_is_refused_with_the_range(address: str):
+    with pytest.raises(ConfigError, match=f"not '{address}': a port is 1 to 65535"):
+        parse_address(address)

@@ -54,16 +54,20 @@ class StartingNetwork:
         pass
 
 
-async def waited(network: StartingNetwork, wait_s: float) -> None:
-    await wait_until_ready(MetaClient(network, [ADDRESS]), wait_s)
+async def waited(network: StartingNetwork, wait_s: float) -> list[str]:
+    """Wait, and return the reasons for it."""
+    reasons: list[str] = []
+    await wait_until_ready(MetaClient(network, [ADDRESS]), wait_s, reasons.append)
+    return reasons
 
 
 async def test_wait_ends_when_a_metaserver_is_ready():
     """It may refuse connections first, then answer nothing, then have no database yet."""
     starting = Health(program="metaserver", ready=False, reason="no database")
-    network = StartingNetwork(NotSentError(), OutcomeUnknownError(), starting, READY)
-    await asyncio.wait_for(waited(network, 60), 30)
+    network = StartingNetwork(NotSentError("refused"), OutcomeUnknownError("cut"), starting, READY)
+    reasons = await asyncio.wait_for(waited(network, 60), 30)
     assert network.asked == 4
+    assert reasons == ["refused", "cut", "it is not ready: no database"]
 
 
 async def test_last_failure_is_raised_when_the_wait_is_over():
@@ -104,6 +108,41 @@ def clients(network: StartingNetwork, wait_s: float):
         Consumer(ADDRESS, subject="s", group="g", wait_s=wait_s, _environment=environment),
         QueueReader(ADDRESS, subject="s", wait_s=wait_s, _environment=environment),
     ]
+
+
+@pytest.mark.parametrize("index", range(3))
+async def test_wait_is_logged_once_when_no_metaserver_answers(caplog, index):
+    network = StartingNetwork(NotSentError("connection refused"))
+    client = clients(network, 0.5)[index]
+    caplog.set_level("INFO", "keylane")
+    with pytest.raises(NotSentError) as raised:
+        await client.__aenter__()
+    assert network.asked > 2
+    kind = ("producer", "consumer", "reader")[index]
+    assert caplog.messages == [f"the {kind} waits up to 0.5 s for a metaserver: connection refused"]
+    assert "wait_s" not in raised.value.hint
+
+
+@pytest.mark.parametrize("index", range(2))
+async def test_hint_names_the_wait_when_none_was_set(caplog, index):
+    client = clients(UnreachedNetwork(), 0)[index]
+    with pytest.raises(NotSentError) as raised:
+        await client.__aenter__()
+    assert raised.value.hint.startswith(NotSentError.hint)
+    assert raised.value.hint.endswith(
+        " wait_s=60 (keylane --wait-s 60) waits for a metaserver that is still starting."
+    )
+    assert caplog.messages == []
+
+
+class UnreachedNetwork(StartingNetwork):
+    """A metaserver that accepts no connection."""
+
+    def __init__(self) -> None:
+        super().__init__(READY)
+
+    async def control(self, *_arguments, **_more):
+        raise NotSentError("connection refused")
 
 
 class EndingNetwork(StartingNetwork):

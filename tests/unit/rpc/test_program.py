@@ -92,7 +92,7 @@ def test_error_of_ours_is_a_sentence_and_status_one(capfd):
     assert out == ""
     assert err == (
         "keylane: cannot listen on 127.0.0.1:80 [AddressError 1400]\n"
-        "  Choose another port, or 0 for any free one.\n"
+        "  Choose another port with --port, or --port 0 for any free one.\n"
     )
 
 

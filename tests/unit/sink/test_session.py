@@ -261,7 +261,7 @@ def test_late_effect_is_refused_when_another_try_of_its_message_was_merged(engin
     """
     delivery = GroupDelivery()
     effects(engine, [900], delivery)
-    for late, first in ((delivery, 0), (CopiedDelivery(0, 0, None, "g", 0, 7, True), 1_024)):
+    for late, first in ((delivery, 0), (CopiedDelivery(0, 0, None, "g", 0, 7, True, "5ea"), 1_024)):
 
         def merge(first=first):
             effects(engine, range(first, first + 300), delivery)
@@ -288,6 +288,55 @@ async def test_effects_are_forgotten_when_an_operator_asks(engine):
     assert not effect(engine, delivered(3, token=2, delivery=GroupDelivery(group="another")))
     with raises(Reason.EFFECT_FENCED):
         effect(engine, delivered(9, token=1))
+
+
+def of_another_cluster(**given) -> GroupDelivery:
+    return GroupDelivery(cluster_id="b0b", **given)
+
+
+@pytest.mark.parametrize("partition_id", [7, 8])
+def test_group_of_another_cluster_is_refused_at_any_partition_and_token(engine, partition_id):
+    effect(engine, delivered(3, token=2))
+    for token in (1, 2, 9):
+        message = delivered(
+            3, token=token, partition_id=partition_id, delivery=of_another_cluster()
+        )
+        with raises(Reason.SINK_OTHER_CLUSTER, match="group 'g' of 's' from another") as refused:
+            effect(engine, message)
+        assert "fences=True" in refused.value.hint
+    assert entries(engine) == [3]
+    assert effect(engine, delivered(4, token=2)), "the group of the first cluster goes on"
+    assert effect(engine, delivered(3, delivery=of_another_cluster(group="other")))
+
+
+def test_cluster_that_writes_during_a_block_of_another_one_refuses_it(engine):
+    with engine.begin() as connection, raises(Reason.SINK_OTHER_CLUSTER):
+        with fenced(connection, delivered(3, delivery=of_another_cluster())) as todo:
+            assert todo
+            rows = sa.insert(TABLES.fences).values(
+                subject="s", consumer_group="g", partition_id=7, token=1, cluster_id="5ea"
+            )
+            connection.execute(rows)
+    assert done(engine) == []
+
+
+async def test_group_of_another_cluster_takes_the_tables_over_when_the_fences_are_forgotten(engine):
+    effect(engine, delivered(3, token=9))
+    effect(engine, delivered(3, token=9, delivery=GroupDelivery(group="another")))
+    assert await forget(engine, "s", "g", fences=True) == 1
+    new = delivered(3, token=1, delivery=of_another_cluster())
+    assert effect(engine, new)
+    assert not effect(engine, new)
+    with raises(Reason.SINK_OTHER_CLUSTER):
+        effect(engine, delivered(4, token=9))
+    assert not effect(engine, delivered(3, token=9, delivery=GroupDelivery(group="another")))
+
+
+async def test_cluster_is_remembered_when_only_effects_are_forgotten(engine):
+    effect(engine, delivered(3))
+    await forget(engine, "s", "g")
+    with raises(Reason.SINK_OTHER_CLUSTER):
+        effect(engine, delivered(3, delivery=of_another_cluster()))
 
 
 async def test_async_session_and_connection_are_fenced(tmp_path):
@@ -492,11 +541,11 @@ def test_pickled_message_is_fenced_as_the_message(engine):
     merged.
     """
     for offset in range(70):
-        copied = CopiedDelivery(0, 0, None, "g", offset, 7, True)
+        copied = CopiedDelivery(0, 0, None, "g", offset, 7, True, "5ea")
         carried = pickle.loads(pickle.dumps(delivered(offset, token=2, delivery=copied)))
         assert effect(engine, carried)
     assert not effect(engine, delivered(69, token=2))
-    late = CopiedDelivery(0, 0, None, "g", 0, 7, True)
+    late = CopiedDelivery(0, 0, None, "g", 0, 7, True, "5ea")
     with raises(Reason.EFFECT_FENCED):
         effect(engine, pickle.loads(pickle.dumps(delivered(70, token=1, delivery=late))))
     assert entries(engine) == list(range(70))

@@ -23,7 +23,7 @@ from keylane.protocol.errors import (
     InvalidRequestError,
     Reason,
 )
-from keylane.protocol.message import Message
+from keylane.protocol.message import Message, Receipt
 from keylane.sync import Consumer, Producer, TakenMessage
 from keylane.sync.loop_thread import LoopThread
 from support.raising import raises
@@ -263,6 +263,14 @@ def test_client_says_how_it_is_opened_when_it_is_started_in_another_way(client: 
         client.sned  # noqa: B018 - that is the test
 
 
+def test_python_suggests_no_private_name_when_a_client_is_opened_in_another_way(capsys):
+    for name, suggested in (("open", False), ("sendd", True)):
+        with pytest.raises(AttributeError) as refused:
+            getattr(keylane.Producer(META), name)
+        sys.__excepthook__(refused.type, refused.value, None)
+        assert ("Did you mean" in capsys.readouterr().err) is suggested
+
+
 @pytest.mark.parametrize("kind", [Producer, Consumer, keylane.Producer, keylane.Consumer])
 def test_client_without_an_address_says_what_it_needs(kind: Any):
     """Also where the address has the name that another system gives it."""
@@ -304,10 +312,68 @@ async def test_sync_client_says_how_it_is_opened_when_async_with_opens_it():
 
 def test_send_says_where_the_subject_belongs_when_a_topic_is_named():
     producer: Any = keylane.Producer(META)
-    with pytest.raises(TypeError, match="a subject has no topic="):
-        producer.send("orders", b"v", topic="orders")
+    for send in (
+        lambda: producer.send("orders", b"v", topic="orders"),
+        lambda: producer.send("orders", b"v", "customer-7"),
+    ):
+        with pytest.raises(TypeError, match="only subject and value by position: pass the key by"):
+            send()
     with pytest.raises(TypeError, match="keyword argument 'topic': give subject="):
         producer.send(topic="orders", value=b"v")
+
+
+@pytest.mark.parametrize("kind", [Producer, keylane.Producer])
+def test_send_says_what_to_give_when_headers_are_given(kind: Any):
+    """And names the public class when it has no advice."""
+    producer: Any = kind(META)
+    with pytest.raises(TypeError, match=r"^Producer\.send\(\) got .* 'headers': give properties=$"):
+        producer.send("orders", b"v", headers={"a": "b"})
+    with pytest.raises(TypeError, match=r"^Producer\.send\(\) got .* argument 'colour'$"):
+        producer.send("orders", b"v", colour="red")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "advice"),
+    [
+        (keylane.ConsumerSettings, "auto_offset_reset", r"in Consumer\(...\), give start=$"),
+        (keylane.ConsumerSettings, "group_id", r"in Consumer\(...\), give group=$"),
+        (keylane.ConsumerSettings, "hand_over_ms", r"did you mean handover_ms\?$"),
+        (keylane.ProducerSettings, "acks", r"in Producer\(...\), leave it out: a receipt "),
+        (keylane.ProducerSettings, "linger", r"did you mean linger_ms\?$"),
+    ],
+)
+def test_settings_say_what_to_give_when_a_name_is_unknown(kind: Any, name: str, advice: str):
+    start = rf"^{kind.__name__}\(\) got an unexpected keyword argument '{name}': "
+    with pytest.raises(TypeError, match=start + advice):
+        kind(**{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("topic", "subject"),
+        ("headers", "properties"),
+        ("partition", "partition_id"),
+        ("timestamp", "sent_at_ns, which is in nanoseconds since 1970"),
+        ("body", r"value, or decode\(\) with a codec"),
+        ("routing_key", "key"),
+    ],
+)
+def test_message_says_its_own_names_when_another_system_has_others(name: str, advice: str):
+    message: Any = Message("orders", b"k", b"v", 7, 1, 0)
+    assert not hasattr(message, name)
+    with pytest.raises(
+        AttributeError, match=rf"^'Message' object has no .* '{name}': use {advice}$"
+    ):
+        getattr(message, name)
+    taken: Any = TakenMessage(None, message)
+    assert not hasattr(taken, name)
+    with pytest.raises(AttributeError, match=rf"^'TakenMessage' object .* '{name}': use {advice}$"):
+        getattr(taken, name)
+    with pytest.raises(AttributeError, match=r"attribute 'colour'$"):
+        message.colour  # noqa: B018 - that is the test
+    with pytest.raises(AttributeError, match=r"'Receipt' object .* 'partition': use partition_id$"):
+        Receipt(1, 7, "fsync").partition  # type: ignore[attr-defined]  # noqa: B018 - as above
 
 
 def test_send_says_that_the_key_chooses_when_a_partition_is_named():
@@ -333,3 +399,9 @@ def test_messages_in_hand_are_equal_as_their_messages_are():
     assert first == second
     assert len({first, second}) == 1
     assert first != message
+
+
+@pytest.mark.parametrize("consumer", [keylane.Consumer, Consumer])
+def test_consumer_says_which_arguments_have_names_when_too_many_have_none(consumer: Any):
+    with pytest.raises(TypeError, match=r"only meta by position: .* as in subject=, group="):
+        consumer(META, "orders", "billing", print)

@@ -1,6 +1,4 @@
-"""The examples of docs/TESTING.md and of the README are tests that pass, as a user's own pytest
-runs them.
-"""
+"""The examples of docs/TESTING.md are tests that pass, as a user's own pytest runs them."""
 
 from __future__ import annotations
 
@@ -9,22 +7,20 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
-GUIDE = "docs/TESTING.md"
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "TESTING.md"
 EXAMPLES = 6
-"""Tests on both pages."""
+"""Tests on the page."""
 pytest_plugins = ["pytester"]
 
 
-def _examples_of(page: str) -> str:
-    """The blocks of a page that are tests, or what these need, as one file."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    return "\n".join(blocks if page == GUIDE else [text for text in blocks if "def test_" in text])
+def _examples() -> str:
+    """The blocks of the page, as one file."""
+    return "\n".join(re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL))
 
 
 def test_examples_pass_where_asyncio_has_its_default_mode(pytester: pytest.Pytester):
     """This project's own tests run in its other one."""
-    pytester.makepyfile(test_guide=_examples_of(GUIDE), test_readme=_examples_of("README.md"))
+    pytester.makepyfile(test_guide=_examples())
     result = pytester.runpytest_subprocess("--keylane-seed=random", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=EXAMPLES, warnings=result.parseoutcomes().get("warnings", 0))
 

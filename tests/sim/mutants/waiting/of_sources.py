@@ -19,7 +19,7 @@ def only_the_first_asks(patches: Patches) -> None:
 
     def failed(self: Any, taken: Any, now_ns: int, pause_ns: Any, *, upto: Any = None) -> None:
         real(self, taken, now_ns, pause_ns, upto=upto)
-        failing = self._failure_rules[taken.source]
+        failing = self._failing[taken.source]
         if not failing.probing and failing.queued:
             failing.queued.appendleft(failing.queued.pop())
 
@@ -31,7 +31,7 @@ def held_tries_are_forgotten(patches: Patches) -> None:
     patches.set(
         RetrySchedule,
         "on_success",
-        lambda self, source: self._failure_rules.pop(source, None) and None,
+        lambda self, source: self._failing.pop(source, None) and None,
     )
 
 
@@ -50,7 +50,7 @@ def asking_never_ends(patches: Patches) -> None:
     def failed(self: Any, taken: Any, now_ns: int, pause_ns: Any, *, upto: Any = None) -> None:
         real(self, taken, now_ns, pause_ns, upto=upto)
         if taken.is_probe:
-            self._failure_rules[taken.source].probing = True
+            self._failing[taken.source].probing = True
 
     real = patches.set(RetrySchedule, "requeue_failed", failed)
 

@@ -7,6 +7,7 @@ from peers.page import (
     cell_of,
     conditions_of,
     format_value,
+    kept_runs,
     missing_lines,
     page_of,
     table_of,
@@ -105,14 +106,14 @@ def test_figures_have_names_of_their_own_because_the_list_of_better_peers_leaves
 
 
 def test_page_names_what_is_missing_and_what_failed(result):
-    page = page_of(result)
+    page = page_of([result])
     assert "* NOT MEASURED: redis-fsync: no redis-server" in page
     assert "* FAILED: nats, both: TimeoutError: a client" in page
     assert missing_lines({"kafka": "no java"}) == ["NOT MEASURED: kafka: no java"]
 
 
 def test_page_has_promise_version_and_plot_of_each_system(result):
-    page = page_of(result)
+    page = page_of([result])
     for title in ("keylane", "Kafka", "NATS"):
         assert f"what {title} promises" in page
         assert f"{title} 1.2" in page
@@ -122,7 +123,28 @@ def test_page_has_promise_version_and_plot_of_each_system(result):
 
 def test_page_says_when_no_peer_is_ahead(result):
     result["medians"]["kafka"] = {"sent_per_s": 1.0}
-    assert "no peer is ahead" in page_of(result)
+    assert "no peer is ahead" in page_of([result])
+
+
+def on_machine(result, ns):
+    return result | {"machine": result["machine"] | {"python_loop_ns": ns}}
+
+
+def test_page_shows_the_run_of_each_kind_of_machine(result):
+    fast = on_machine(result, 16.0)
+    fast["medians"] = fast["medians"] | {"kafka": {"sent_per_s": 2_000.0}}
+    page = page_of(kept_runs([result], fast))
+    assert page.index(table_of(fast)) < page.index(table_of(result))
+    behind = [line for line in page.splitlines() if line.startswith("* sent, every receipt")]
+    assert behind == [
+        "* sent, every receipt awaited (keylane 1,000 a second): kafka 2.00 times; at 16 ns"
+    ]
+
+
+def test_run_takes_the_place_of_an_earlier_one_of_the_same_kind_of_machine(result):
+    runs = kept_runs(kept_runs([], result), on_machine(result, 16.0))
+    runs = kept_runs(runs, on_machine(result, 33.0))
+    assert [run["machine"]["python_loop_ns"] for run in runs] == [16.0, 33.0]
 
 
 @pytest.mark.parametrize(

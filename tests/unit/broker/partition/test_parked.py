@@ -82,6 +82,22 @@ def test_key_that_fails_again_is_parked_again():
     assert (known.state, known.failure, known.since_ms) == (ParkState.PARKED, again, 1)
 
 
+def test_failure_of_a_key_goes_with_the_message_that_failed():
+    """The next message of the key has not been handled, and has no failure."""
+    parked = parked_of(Park(b"k", ((2, 4), (5, 7)), FAILURE))
+    parked.apply(Unpark(b"k", 7, ((6, 7),)), at_ms=9)
+    assert parked.get(b"k").failure == FAILURE
+    undo = parked.apply(Unpark(b"k", 7, ((2, 3),)), at_ms=9)
+    assert parked.get(b"k").failure is None
+    assert Parked.of_image(7, parked.image()).get(b"k").failure is None
+    undo()
+    assert parked.get(b"k").failure == FAILURE
+    parked.apply(Unpark(b"k", 7, ((2, 3),)), at_ms=9)
+    again = Failure("KeyError", "again", "d", 6, 4)
+    parked.apply(Park(b"k", (), again), at_ms=9)
+    assert parked.get(b"k").failure == again
+
+
 @pytest.mark.parametrize("key", [b"", None])
 def test_loose_messages_leave_no_key_behind(key: bytes | None):
     parked = parked_of(Park(key, ((2, 4),), FAILURE))
@@ -310,6 +326,7 @@ def test_owner_has_messages_of_a_parked_key_handled_until_a_failure():
         parked.apply(change, at_ms=9)
         assert parked.get(b"k").is_being_handled(5)
         assert not parked.get(b"k").is_being_handled(6)
+    assert parked.get(b"k").failure == FAILURE  # which the owner has declared for its own end
     assert not Parked.of_image(7, parked.image()).get(b"k").is_being_handled(0)
     for change in (
         Park(b"k", (), FAILURE),

@@ -7,7 +7,14 @@ import pytest
 from keylane.cli.commands.group_description import settings_lines
 from keylane.cli.main import app
 from keylane.errors import ConfigError
-from keylane.protocol.groups import FailurePolicy, GroupPolicy, GroupSettings, GroupStart, StartAt
+from keylane.protocol.groups import (
+    FailurePolicy,
+    FullPolicy,
+    GroupPolicy,
+    GroupSettings,
+    GroupStart,
+    StartAt,
+)
 
 
 def test_settings_of_a_plain_group_are_two_lines():
@@ -38,6 +45,27 @@ def test_settings_name_what_is_stored_and_suspended():
         "suspended by an operator",
         "clients suspended by an operator: a, b",
     ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "note"),
+    [
+        (GroupPolicy(on_failure=FailurePolicy.PARK, tries_max=5, on_full=FullPolicy.DEAD), None),
+        (GroupPolicy(backoff_first_ms=1, backoff_max_ms=9), None),
+        (
+            GroupPolicy(on_failure=FailurePolicy.BLOCK, tries_max=5),
+            "tries max has no effect: block retries a failing message for ever",
+        ),
+        (GroupPolicy(tries_max=5), "tries max has no effect on consumers that block, the default"),
+        (
+            GroupPolicy(tries_max=5, on_full=FullPolicy.DEAD),
+            "tries max and when full have no effect on consumers that block",
+        ),
+    ],
+)
+def test_setting_without_a_policy_that_uses_it_is_named(policy, note):
+    lines = settings_lines(GroupSettings(subject="s", group="g", policy=policy))[2:]
+    assert [line[: len(note or "")] for line in lines] == ([] if note is None else [note])
 
 
 def test_group_is_not_created_at_an_offset():

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from keylane.admin import ResetTo
-from keylane.cli.commands.group import parse_target, still_parked_line
+from keylane.cli.commands.group import count_skipped, parse_target, still_parked_line
 from keylane.protocol.errors import ConfigError
 from keylane.protocol.progress import CursorView, GroupReset
 
@@ -41,6 +41,18 @@ def reset_with(*parked: int | None) -> GroupReset:
         for n, each in enumerate(parked)
     ]
     return GroupReset(subject="orders", group="billing", cursors=cursors)
+
+
+def test_messages_between_a_cursor_and_a_later_one_are_skipped():
+    """A partition that is set back skips nothing."""
+    moves = ((3, 10), (10, 3), (0, 2), (5, 5), (None, 9))
+    cursors = [
+        CursorView(
+            partition_id=7, queue=0, cursor=after, logic_cursor=after, token=0, before=before
+        )
+        for before, after in moves
+    ]
+    assert count_skipped(GroupReset(subject="orders", group="billing", cursors=cursors)) == 9
 
 
 def test_line_says_how_many_messages_stay_parked_and_where():

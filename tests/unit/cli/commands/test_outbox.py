@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from keylane.cli.main import app
 from keylane.outbox import Outbox
-from keylane.outbox.tables import FAILED, HALTED, REFUSED, OutboxTables
+from keylane.outbox.tables import FAILED, HALTED, REFUSED, WAITING, OutboxTables
 
 TABLES = OutboxTables()
 
@@ -62,6 +62,28 @@ def test_status_shows_rows_by_subject_and_why_rows_failed(capsys, url):
     assert (by_subject["orders"]["failed"], by_subject["orders"]["halted"]) == (1, 1)
     assert [each["why"] for each in told["failed_rows"]] == ["lost"]
     assert [each["why"] for each in told["refused_rows"]] == ["2000 bytes"]
+
+
+def test_status_does_not_say_that_no_process_sends_when_nothing_waits(capsys, url):
+    """Open outboxes hold no lease then, so nothing is known of them."""
+    assert "no process sends" in ran(capsys, "status", "--database-url", url)
+    with sa.create_engine(url).begin() as connection:
+        connection.execute(sa.delete(TABLES.rows).where(TABLES.rows.c.batch_id == WAITING))
+    shown = ran(capsys, "status", "--database-url", url)
+    assert "nothing is to be sent: an open outbox takes the lease when a message waits" in shown
+    assert "no process sends" not in shown
+
+
+@pytest.mark.parametrize(
+    ("database_url", "extra"),
+    [("postgresql://u@127.0.0.1/d", "postgresql"), ("mysql://u@127.0.0.1/d", "mysql")],
+)
+def test_url_without_a_driver_that_an_extra_brings_names_one(capsys, database_url, extra):
+    words = ["outbox", "status", "--database-url", database_url]
+    assert app(words, prog_name="keylane", standalone_mode=False) == 1
+    told = capsys.readouterr().err
+    assert "MissingExtraError" in told
+    assert f"begin the URL with {extra}+async" in told.replace("\n", " ")
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import pytest
 
 from keylane.cli.commands.produce import ReceiptTally, SendOptions, produce
+from keylane.cli.main import app
 from keylane.cli.options import InputFormat, OutputFormat
 from keylane.protocol.errors import ConfigError, InputError, Reason
 from keylane.protocol.message import Receipt
@@ -129,3 +131,10 @@ async def test_file_is_refused_when_it_cannot_be_opened(tmp_path, name):
     options = SendOptions(subject="s", file=tmp_path / name)
     with pytest.raises(InputError, match="cannot be opened"):
         await produce("127.0.0.1:1", OutputFormat.TABLE, options)
+
+
+@pytest.mark.parametrize("value", ["-5", "-12.5"])
+def test_value_that_begins_with_a_dash_has_a_hint(value: str):
+    """It would be read as an option."""
+    with pytest.raises(click.UsageError, match="a value that begins with - comes after --"):
+        app(["produce", "orders", value], prog_name="keylane", standalone_mode=False)

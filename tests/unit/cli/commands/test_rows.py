@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 from keylane.cli.commands.lines import LINE_BYTES_MAX, OutgoingMessage, numbered_lines
 from keylane.cli.commands.rows import CsvTable, Ndjson, guess_format, is_quote_open
 from keylane.cli.options import InputFormat
-from keylane.protocol.errors import InputError, InvalidRequestError, MessageTooLargeError
+from keylane.protocol.errors import (
+    ConfigError,
+    InputError,
+    InvalidRequestError,
+    MessageTooLargeError,
+)
 
 TABLE = b'customer,event\r\nann,paid\r\n\r\nbob,"two\r\nlines, ""quoted"""\r\nann,packed\r\n'
 
@@ -220,7 +225,7 @@ async def test_rows_without_a_key_have_no_order_when_they_are_keyless():
         ("A.CSV", InputFormat.CSV),
         ("a.ndjson", InputFormat.NDJSON),
         ("a.jsonl", InputFormat.NDJSON),
-        ("a.json", InputFormat.LINES),
+        ("a.txt", InputFormat.LINES),
         ("csv", InputFormat.LINES),
     ],
 )
@@ -251,3 +256,10 @@ async def test_constant_key_is_refused_when_it_is_the_name_of_a_column():
     with pytest.raises(InvalidRequestError, match="--key-field id takes it from each row"):
         Ndjson(None, key="id").parse(b'{"id": 1}')
     assert len(await rows_of(TABLE, CsvTable(None, key="all"))) == 3
+
+
+@pytest.mark.parametrize("name", ["a.json", "A.JSON"])
+def test_suffix_that_does_not_tell_the_format_is_refused(name):
+    """The sentence names the formats that it may be."""
+    with pytest.raises(ConfigError, match=r"--format json .* --format ndjson .* --format lines"):
+        guess_format(Path(name))

@@ -16,7 +16,7 @@ class NotingClient:
 
     deadline_ns = 70
     group, queue, logic_start, partition_id, exclusive, codec = "g", 2, 100, 7, True, None
-    cursor = 4
+    cursor, cluster_id = 4, "5ea"
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
@@ -50,6 +50,7 @@ def test_delivery_says_what_its_client_says():
     message = Message("s", b"k", b"", 5, 7, 0, delivery=delivery)
     assert (message.group, message.queue, message.logic_offset) == ("g", 2, 105)
     assert (delivery.leased_id, delivery.exclusive, delivery.codec) == (7, True, None)
+    assert delivery.cluster_id == "5ea"
     assert (delivery.deadline_ns, delivery.cursor) == (70, 4)
     client.deadline_ns, client.cursor = 0, 9
     assert (delivery.deadline_ns, delivery.cursor) == (0, 9)

@@ -22,7 +22,7 @@ class LoopClient:
 
     deadline_ns = 70
     group, queue, logic_start, partition_id, exclusive = "g", 2, 100, 7, True
-    cursor = 4
+    cursor, cluster_id = 4, "5ea"
     codec = JsonCodec()
 
     def __init__(self) -> None:
@@ -47,6 +47,7 @@ async def test_pickled_message_says_what_the_message_said():
             True,
             4,
         )
+        assert each.delivery.cluster_id == "5ea"
 
 
 async def test_pickled_messages_share_a_delivery_that_a_sink_can_hold():

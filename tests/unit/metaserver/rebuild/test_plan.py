@@ -12,6 +12,7 @@ from keylane.metaserver.operations.journal import read_operation
 from keylane.metaserver.rebuild.plan import TOKENS_BETWEEN, plan_rebuild
 from keylane.metaserver.rebuild.rows import RebuildOptions
 from keylane.metaserver.rebuild.writer import store_rebuilt
+from keylane.metaserver.sql.cluster_facts import read_cluster_id, store_cluster_id
 from keylane.metaserver.sql.schema import groups
 from keylane.metaserver.verify.checks import BrokerAnswer, Views, verify
 from keylane.metaserver.verify.service import read_sql_view
@@ -44,6 +45,22 @@ def test_subject_with_its_settings() -> None:
     assert (subject.partitions_wanted, subject.partitions_named) == (2, 2)
     assert states(subject) == {1: OPEN, 2: OPEN}
     assert subject.operation is None
+
+
+def test_rebuilt_database_is_of_the_cluster_whose_partitions_the_brokers_have(
+    engine: sa.Engine,
+) -> None:
+    left, right = status(1, 0, 512, cluster_id="5ea"), status(2, 512, 1024, cluster_id="5ea")
+    with engine.begin() as connection:
+        store_cluster_id(connection, "drawn by the new database")
+        store_rebuilt(connection, plan_rebuild([source(left, right)]), route_version=VERSION)
+        assert read_cluster_id(connection) == "5ea"
+
+
+def test_brokers_of_two_clusters_are_refused() -> None:
+    left, right = status(1, 0, 512, cluster_id="5ea"), status(2, 512, 1024, cluster_id="b0b")
+    with pytest.raises(InvalidRequestError, match="belong to different clusters"):
+        plan_rebuild([source(left, right)])
 
 
 def test_tokens_are_above_every_fence() -> None:

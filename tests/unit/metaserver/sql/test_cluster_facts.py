@@ -12,6 +12,7 @@ from keylane.metaserver.sql.cluster_facts import (
     ClusterFacts,
     open_cluster,
     raise_version,
+    read_cluster_id,
     read_facts,
 )
 from keylane.metaserver.sql.migrate import migrate
@@ -41,6 +42,20 @@ def content(engine: sa.Engine) -> list[object]:
 def test_new_database_gets_the_version_and_the_cluster_of_its_first_program(engine) -> None:
     assert opened(engine, "0.4.2", "north") == ClusterFacts("north", Version(0, 4))
     assert opened(engine, "0.5.0") == ClusterFacts("north", Version(0, 4))
+
+
+def test_database_keeps_the_random_id_of_its_cluster_for_ever(engine) -> None:
+    opened(engine, "0.4.2")
+    with engine.connect() as connection:
+        first = read_cluster_id(connection)
+    opened(engine, "0.5.0", "north")
+    with engine.connect() as connection:
+        assert read_cluster_id(connection) == first
+    other = sa.create_engine("sqlite://", poolclass=StaticPool)
+    opened(other, "0.4.2")
+    with other.connect() as connection:
+        assert read_cluster_id(connection) not in {"", first}
+    other.dispose()
 
 
 def test_database_without_a_name_takes_the_first_one_for_ever(engine) -> None:

@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from keylane.producer.tables.arrow import ArrowSource, Block
+from keylane.producer.tables.arrow import EMPTY_KEY, ArrowSource, Block
 from keylane.protocol.errors import InvalidRequestError
 
 LIMIT = 1 << 20
@@ -77,6 +77,29 @@ def test_missing_key_of_pandas_is_no_key():
     assert block.keys is not None
     assert [block.keys.row(index) for index in range(3)] == [b"a", b"", b""]
     assert list(block.find_unsendable_rows(LIMIT)) == [3]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())],
+)
+def test_key_that_is_an_empty_text_cannot_be_sent(kind):
+    """It is most often a value that is missing; null says that there is no key."""
+    keys = pa.array(["a", "", None, ""], pa.string()).cast(kind)
+    table = pa.table({"k": keys, "v": ["1", "2", "", "4"]})
+    block = block_of(table, key="k")
+    assert block.find_unsendable_rows(LIMIT) == {1: EMPTY_KEY, 3: EMPTY_KEY}
+
+
+def test_key_of_empty_bytes_is_no_key():
+    table = pa.table({"k": pa.array([b"a", b"", None]), "v": ["1", "2", "3"]})
+    assert block_of(table, key="k").find_unsendable_rows(LIMIT) == {}
+
+
+def test_empty_key_among_objects_cannot_be_sent():
+    frame = pd.DataFrame({"k": ["a", "", 4], "v": ["1", "", "3"]})
+    reasons = block_of(frame, key="k").find_unsendable_rows(LIMIT)
+    assert reasons == {1: EMPTY_KEY, 2: "4 is neither bytes nor text"}
 
 
 def test_addresses_of_objects_are_not_sent():

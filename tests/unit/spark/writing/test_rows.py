@@ -98,6 +98,9 @@ def test_rows_say_whether_they_have_a_key():
     rows = reader().read(pa.record_batch({"value": values, "key": [b"k", None, b""]}))
     assert rows.keyed.tolist() == [True, False, False]
     assert reader().read(pa.record_batch({"value": values})).keyed.tolist() == [False] * 3
+    texts = pa.array(["k", None, ""])
+    with raises(Reason.ROWS_INVALID, match="row 2 of task 3, column key: an empty text"):
+        reader().read(pa.record_batch({"value": values, "key": texts}))
 
 
 def test_keys_go_where_other_clients_send_them():

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from keylane.admin import Failure, ParkedKeyView, ParkedMessage, ParkState
 from keylane.cli.commands.parked.keys import parked_table
 from keylane.cli.commands.parked.messages import message_table
 from keylane.cli.commands.parked.selection import (
+    MessageOptions,
     Selection,
     SkipOptions,
-    confirm,
     key_fields,
     key_text,
 )
@@ -76,6 +74,22 @@ def test_impossible_options_are_refused(selection: Selection):
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        MessageOptions(key=""),
+        MessageOptions(key_hex=""),
+        MessageOptions(),
+        MessageOptions(offset=3),
+    ],
+)
+def test_message_without_a_key_is_named_by_its_place(options: MessageOptions):
+    """`edit` has no --no-key, because messages without a key have no oldest one."""
+    with pytest.raises(ConfigError, match="named by --partition and --offset, which `show --no-k"):
+        _ = options.arguments
+    assert MessageOptions(partition=7, offset=3).arguments == {"partition_id": 7, "offset": 3}
+
+
+@pytest.mark.parametrize(
     ("selection", "said"),
     [
         (Selection(), False),
@@ -131,7 +145,9 @@ def test_key_is_shown_for_people(key: bytes | None, text: str):
 def test_key_is_told_to_programs():
     assert '"key_base64":"/w=="' in json_text(key_fields(view(b"\xff")))
     dead = key_fields(view(None, failure=None))
-    assert (dead["dead"], "key" in dead, dead["failure"]) == (True, False, None)
+    assert (dead["dead"], dead["key"], dead["failure"]) == (True, None, None)
+    keyless = key_fields(view(b""))
+    assert (keyless["dead"], keyless["key"], keyless["state"]) == (False, None, "parked")
     assert key_fields(view(b"a"))["failure"]["kind"] == "ValueError"
 
 
@@ -158,6 +174,7 @@ def test_table_shows_what_waits_for_retry_with_its_tries_and_its_next_time():
     assert (first[6], first[10][:23]) == ("3", "1970-01-01T00:00:00.090")
     assert second[1:3] == ["(dead letters)", "redriving"]
     assert key_fields(waiting)["tries"] == 3
+    assert key_fields(waiting)["state"] == first[2]
     assert not key_fields(waiting)["dead"]
 
 
@@ -167,6 +184,7 @@ def test_table_calls_dead_letters_dead():
     """
     (row,) = cells(parked_table("g on s", [view(None)]))
     assert row[1:3] == ["(dead letters)", "dead"]
+    assert key_fields(view(None))["state"] == "dead"
 
 
 def test_table_has_a_row_for_each_message():
@@ -176,13 +194,6 @@ def test_table_has_a_row_for_each_message():
     first, second = cells(message_table("a", [known, gone]))
     assert first == ["3", "9", "1970-01-01T00:00:00.000+00:00", "a", "v" * 100 + "…"]
     assert second == ["3", "8", "-", "-", "(removed)"]
-
-
-def test_change_needs_a_yes_without_a_terminal(monkeypatch: pytest.MonkeyPatch):
-    confirm("Skip?", yes=True)
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
-    with pytest.raises(ConfigError, match="--yes"):
-        confirm("Skip?", yes=False)
 
 
 def test_table_has_a_row_for_many_errors_of_one_kind():
