@@ -1,4 +1,4 @@
-"""Manages the partitions assigned to a consumer: creates and ends pull clients until they match its
+"""Manages the partitions assigned to a consumer: creates and ends shells until they match its
 grants.
 
     granted ─▶ new: create a client   known: renew it   revoked, lapsed, or another token: end it
@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -28,7 +28,6 @@ from ..protocol.codecs.codec import Codec
 from ..protocol.control import Grant, Grants
 from ..protocol.errors import KeylaneError
 from ..protocol.ids import MAX_I64
-from ..protocol.message import Message
 from ..protocol.operations import SubjectHistory
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.connections import Connections
@@ -41,19 +40,13 @@ from .delivery.suspect_lock import SuspectLock
 from .dispatch.loop import LoopDispatch
 from .dispatch.workers import WorkerPool
 from .effective_settings import EffectiveSettings
-from .handling.stream import Stream
 from .log_names import consumer_name
 from .membership import Membership
 from .prefetch_budget import PrefetchBudget
-from .pulling.acked_first import AckFirstClient, AckFirstSharedClient
-from .pulling.broadcast_client import BroadcastClient
 from .pulling.losses import FENCED, SESSION_ENDED, Losses, Stalls, lapse_reason
-from .pulling.pull_client import PullClient
-from .pulling.pull_gate import PAUSED
-from .pulling.shared_client import SharedClient
 from .rebalance import Rebalance
-from .session_shell import SessionShell
-from .settings import AckMode, ConsumerSettings, FullPolicy
+from .session_shell import PAUSED, SessionShell
+from .settings import AckMode, ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
 
@@ -74,7 +67,7 @@ limited because a consumer is granted new partitions for as long as it lives.
 
 class Assignments:
     """
-    Owns the pull clients of a consumer from one `open` to the next `close`.
+    Owns the shells of a consumer from one `open` to the next `close`.
 
     It is the `GrantHolder` of the membership, and the `PullOwner` of each pull client.
 
@@ -96,7 +89,7 @@ class Assignments:
         rng: random.Random,
         connections: Connections,
         membership: Membership | Broadcast,
-        dispatcher: WorkerPool | Stream,
+        dispatcher: WorkerPool | LoopDispatch,
         codec: Codec[Any] | None,
         fail: Callable[[BaseException], None],
         rebalance: Rebalance | None = None,
@@ -109,10 +102,6 @@ class Assignments:
         self.budget = PrefetchBudget(MAX_I64) if settings.max_wait_ms else PrefetchBudget()
         self.codec = codec
         self.message_filter = message_filter
-        self.keeps_batches = isinstance(dispatcher, Stream)
-        """True for a consumer without a handler: it decodes batches only once it knows whether the
-        program takes messages or Arrow batches.
-        """
         self._rebalance = rebalance or Rebalance(limit_ms=settings.handover_ms)
         self._subject = subject
         self._group = group
@@ -126,15 +115,14 @@ class Assignments:
         self._rng = rng
         self._connections = connections
         self._membership = membership
-        self.by_hand = isinstance(dispatcher, Stream | LoopDispatch)
+        self.by_hand = isinstance(dispatcher, LoopDispatch)
         """True if the program takes and acks messages itself; still valid after `close`."""
-        self._dispatcher = self._session_dispatcher = dispatcher
-        """They differ once pull clients have taken the place of sessions."""
+        self._dispatcher = dispatcher
         if settings.consume_strategy is ConsumeStrategy.SHARED:
             dispatcher.on_idle = self._wake_pulls
         self._fail = fail
-        self._clients: dict[int, PullClient] = {}
-        self._handing_over: dict[int, PullClient] = {}
+        self._clients: dict[int, SessionShell] = {}
+        self._handing_over: dict[int, SessionShell] = {}
         self._hand_overs: dict[int, asyncio.Task[None]] = {}
         """The hand-over task of each client in `_handing_over`."""
         self._retired_tokens: dict[int, int] = {}
@@ -177,20 +165,14 @@ class Assignments:
         self._watch_task = start_task(self._watch_deadline(), name="lease deadline")
 
     @property
-    def clients(self) -> list[PullClient]:
+    def clients(self) -> list[SessionShell]:
         """The clients that are not being handed over, by partition id."""
         return [self._clients[key] for key in sorted(self._clients)]
 
     @property
-    def handing_over(self) -> list[PullClient]:
+    def handing_over(self) -> list[SessionShell]:
         """The clients that are being handed over, by partition id."""
         return [self._handing_over[key] for key in sorted(self._handing_over)]
-
-    async def takes_messages(self) -> bool:
-        """Wait until it is known what the program takes. Return True for messages, False for Arrow
-        batches.
-        """
-        return not isinstance(self._dispatcher, Stream) or await self._dispatcher.takes_messages()
 
     @property
     def waiting_for(self) -> str:
@@ -214,12 +196,7 @@ class Assignments:
         """
         if self._settings.ack is AckMode.BEFORE:
             return False
-        return not (isinstance(self._dispatcher, Stream) and self._dispatcher.takes_batches)
-
-    @property
-    def dead_letters_when_full(self) -> bool:
-        """True if messages become dead letters when the group cannot park any more keys."""
-        return self._settings.on_full is FullPolicy.DEAD
+        return not self._dispatcher.by_column
 
     # ── GrantHolder: called by the membership ─────────────────────────────────────────────────────
     def apply_grants(self, grants: Grants, deadline_ms: int) -> None:
@@ -228,10 +205,8 @@ class Assignments:
         if self._effective.update(grants):
             self._settings = self._effective.settings
             self._dispatcher.apply_settings(self._settings)
-            owned: list[Any] = list(self.clients)
-            for client in owned:
-                if isinstance(client, SessionShell):
-                    client.apply_settings(self._settings)
+            for client in self.clients:
+                client.apply_settings(self._settings)
         for client in self.handing_over:
             if client.session == self._membership.session:
                 client.renew(deadline_ms, None)
@@ -268,61 +243,10 @@ class Assignments:
         """Close the consumer because of a fatal error."""
         self._fail(error)
 
-    # ── PullOwner: called by pull clients ─────────────────────────────────────────────────────────
-    def hand_out(self, messages: list[Message]) -> None:
-        """Pass messages of one partition to handlers or to the iterating program."""
-        assert isinstance(self._dispatcher, Stream)
-        self._dispatcher.put(messages)
-
-    def hand_out_batch(self, batch: Any) -> None:
-        """Pass an undecoded batch of one partition to handlers or to the iterating program."""
-        assert isinstance(self._dispatcher, Stream)
-        self._dispatcher.put_batch(batch)
-
-    def nack(self, message: Message, after_s: float) -> list[Message]:
-        """Redeliver a message to the iterating program; handlers do not call this."""
-        assert isinstance(self._dispatcher, Stream)
-        return self._dispatcher.nack(message, after_s)
-
-    @property
-    def ready_redelivery(self) -> Message | None:
-        """A message that the program may take now after a nack: the nacked one, or one that waited
-        behind it; None if there is none.
-        """
-        assert isinstance(self._dispatcher, Stream)
-        return self._dispatcher.ready_redelivery
-
-    def release_acked_keys(self, messages: Sequence[Message]) -> None:
-        """Release the keys of messages that were acked after a nack, so that later messages can
-        follow.
-        """
-        assert isinstance(self._dispatcher, Stream)
-        self._dispatcher.release_acked_keys(messages)
-
-    @property
-    def spare_capacity(self) -> int:
-        """The number of free workers; negative if that many messages wait for a worker."""
-        assert isinstance(self._dispatcher, Stream)
-        return self._dispatcher.spare_capacity
-
-    def messages_in_use(self, client: PullClient) -> list[Message]:
-        """Return the client's messages that are in a handler or in the body of the program's
-        loop.
-        """
-        assert isinstance(self._dispatcher, Stream)
-        return self._dispatcher.messages_in_use(client)
-
-    def count_unacked_delivery(self, message: Message) -> None:
-        """Count a failed attempt for a shared group's message that the program did not ack in
-        time.
-        """
-        assert isinstance(self._dispatcher, Stream)
-        self._dispatcher.count_unacked_delivery(message)
-
+    # ── PullOwner: called by shells ─────────────────────────────────────────────────────────
     def _wake_pulls(self) -> None:
         """Wake pulls that are waiting for a free worker."""
-        clients: dict[int, Any] = dict(self._clients)
-        for client in clients.values():
+        for client in list(self._clients.values()):
             client.wake()
 
     async def history(self) -> SubjectHistory:
@@ -339,7 +263,7 @@ class Assignments:
         """
         self._membership.nudge()
 
-    def start_hand_over(self, client: PullClient) -> None:
+    def start_hand_over(self, client: SessionShell) -> None:
         """Start handing over the client's partition in a separate task."""
         partition_id = client.partition_id
         if self._clients.get(partition_id) is not client:
@@ -354,7 +278,7 @@ class Assignments:
             self._run_hand_over(client), name=f"hand over {partition_id}"
         )
 
-    def _cause_of_end(self, client: PullClient) -> str:
+    def _cause_of_end(self, client: SessionShell) -> str:
         """Return in a few words why a partition is handed over."""
         if client.fenced:
             return "fenced"
@@ -401,25 +325,12 @@ class Assignments:
                 self._rebalance.notify_assigned(client)
         self._log_partitions()
 
-    def _new_client(self, grant: Grant) -> PullClient:
-        client_class: Callable[..., Any] = PullClient
+    def _new_client(self, grant: Grant) -> SessionShell:
         options: dict[str, Any] = {}
-        dispatcher: Any = self._dispatcher
-        shared = self._settings.consume_strategy is ConsumeStrategy.SHARED
         if isinstance(self._membership, Broadcast):
             partition_id = int(grant.partition.partition_id)
             options["acked"], options["is_superfluous"] = self._membership.find_acks(partition_id)
-        if isinstance(dispatcher, WorkerPool | LoopDispatch):
-            client_class = SessionShell
-            options["dispatch"] = dispatcher
-        elif isinstance(self._membership, Broadcast):
-            client_class = BroadcastClient
-            options["refresh"] = self.find_broker
-        elif self._settings.ack is AckMode.BEFORE:
-            client_class = AckFirstSharedClient if shared else AckFirstClient
-        elif shared:
-            client_class = SharedClient
-        client: PullClient = client_class(
+        return SessionShell(
             subject=self._subject,
             group=self._group,
             session=self._membership.session,
@@ -431,26 +342,22 @@ class Assignments:
             clock=self._clock,
             rng=self._rng,
             owner=self,
+            dispatch=self._dispatcher,
             **options,
         )
-        return client
 
-    def replace_sessions(self, stream: Stream) -> None:
-        """Let pull clients under the same tokens take the place of the sessions, of which the
-        program has taken nothing: it takes Arrow batches by `stream`.
+    def replace_sessions(self) -> None:
+        """Let sessions that hand out columns take the place of the present ones under the same
+        tokens. The program has taken nothing of these.
         """
-        self._dispatcher = stream
-        self.keeps_batches = True
-        sessions: dict[int, Any] = dict(self._clients)
-        for partition_id, shell in sessions.items():
+        for partition_id, shell in list(self._clients.items()):
             shell.abandon()
             client = self._clients[partition_id] = self._new_client(shell.grant)
             if shell.paused:
                 client.gate.add(PAUSED)
-                stream.pause(partition_id)
 
     # ── hand-over ─────────────────────────────────────────────────────────────────────────────────
-    async def _run_hand_over(self, client: PullClient) -> None:
+    async def _run_hand_over(self, client: SessionShell) -> None:
         try:
             await self._hand_over(client)
         except BaseException as error:
@@ -466,14 +373,12 @@ class Assignments:
         if client.partition_id in {int(grant.partition.partition_id) for grant in self._grants}:
             self._apply(self._grants)  # granted again during the hand-over
 
-    async def _hand_over(self, client: PullClient) -> None:
+    async def _hand_over(self, client: SessionShell) -> None:
         lost = self._record_loss(client)
         iterated = self.by_hand  # the user may still ack messages in hand
         if iterated:
             await self._rebalance.notify_ended(client.partition_id, lost=lost)
-        is_session = isinstance(client, SessionShell)
-        dispatcher: Any = self._session_dispatcher if is_session else self._dispatcher
-        await dispatcher.quiesce(client)
+        await self._dispatcher.quiesce(client)
         if not iterated:
             await self._rebalance.notify_ended(client.partition_id, lost=lost)
         await client.hand_over(flush_ms=self._settings.call_timeout_ms)
@@ -537,13 +442,13 @@ class Assignments:
         """
         Drop the references to the consumer, after `close`.
 
-        Messages refer to this object through their pull clients, and the garbage collector does not
+        Messages refer to this object through their shells, and the garbage collector does not
         track messages. A message that a handler's object stores would form a cycle that keeps the
         handler, and so the consumer, alive forever.
         """
         self._fail = _ignore
         self._dispatcher.on_idle = None
-        del self._dispatcher, self._session_dispatcher, self._membership, self._rebalance
+        del self._dispatcher, self._membership, self._rebalance
         self._reachability = None
 
     # ── leases that end, and why ──────────────────────────────────────────────────────────────────
@@ -582,7 +487,7 @@ class Assignments:
             return CHECK_MS_MAX
         return max(CHECK_MS_MAX, self._settings.ttl_ms // IDLE_CHECKS_PER_TTL)
 
-    def _record_loss(self, client: PullClient) -> bool:
+    def _record_loss(self, client: SessionShell) -> bool:
         """Record why the partition was lost. Return False if it was not lost: the metaserver or the
         user requested the hand-over.
         """

@@ -16,7 +16,7 @@ from ..protocol.routing import Partition
 from ..rpc.connections import Connections
 from ..rpc.race import start_task
 from .membership import Membership
-from .pulling.pull_client import PullClient
+from .session_shell import SessionShell
 from .unreached_brokers import NO_CONNECTION, UnreachedBrokers, patience_for
 
 log = logging.getLogger("keylane.consumer")
@@ -63,7 +63,7 @@ class BrokerReachability:
         """The broker groups that heartbeats report as unreachable."""
         return self._brokers.reported
 
-    def check(self, clients: Sequence[PullClient]) -> None:
+    def check(self, clients: Sequence[SessionShell]) -> None:
         """Check the connections of the consumer's partitions; called periodically."""
         failing: dict[str, int] = {}
         reached: set[str] = set()

@@ -49,21 +49,19 @@ from .closing_line import QUIET_CLOSE_S, format_waiting
 from .consumer_set import new_consumer_set
 from .delivery.filter import build_filter
 from .delivery.suspect_lock import SuspectLock
-from .dispatch.loop import LoopDispatch
+from .dispatch.arrow import ArrowBatch, check_arrow
+from .dispatch.loop import NEXT_CODES, LoopDispatch
 from .dispatch.workers import WorkerPool
 from .dispatchers import DispatcherFactory, UserHandlers
-from .handling.arrow_batch import ArrowBatch, check_arrow
 from .handling.handlers import BatchHandler, Handler
-from .handling.stream import NEXT_CODES, Stream
-from .handling.taken import ack_all, check_handed_out, count_failed_attempt, nack_all, to_list
+from .handling.taken import check_handed_out, to_list
 from .log_names import consumer_name
 from .manifest_file import resolve_start
 from .membership import Membership
 from .pulling.progress import Position
-from .pulling.pull_client import PullClient
-from .pulling.pull_gate import PAUSED
 from .ready_line import print_ready_line
 from .rebalance import Rebalance, check_callbacks
+from .session_shell import PAUSED, SessionShell
 from .settings import (
     ARGUMENT_HINTS,
     METHOD_HINTS,
@@ -287,7 +285,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         self._start = group_start(self._begins_at, now_ms=self._clock.wall_ms())
         self._rng = self._environment.new_rng()
         self._membership: Membership | Broadcast | None = None
-        self._dispatcher: WorkerPool | Stream | None = None
+        self._dispatcher: WorkerPool | LoopDispatch | None = None
         self._assignments: Assignments | None = None
         self._close_task: asyncio.Task[None] | None = None
         """The task that hands over all partitions, after `close` or a fatal error."""
@@ -334,7 +332,12 @@ class Consumer(LoopBoundClient, Generic[V]):
         self._ended_event = asyncio.get_running_loop().create_future()
         meta = MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms)
         membership = self._membership = self._new_membership(meta)
-        dispatcher = self._dispatcher = self._new_dispatcher(membership)
+        dispatcher = self._dispatcher = self._dispatchers.create(
+            environment=self._environment,
+            rng=self._rng,
+            on_crash=self._fail,
+            client=self._client_name,
+        )
         self._assignments = self._new_assignments(membership, dispatcher)
         self._connections.loop_binding.on_fork = self._assignments.on_fork
         try:
@@ -351,19 +354,9 @@ class Consumer(LoopBoundClient, Generic[V]):
             raise ClosedError("the consumer was closed while it was opened")
         return self
 
-    def _new_dispatcher(
-        self, membership: Membership | Broadcast, *, by_column: bool = False
-    ) -> WorkerPool | Stream:
-        return self._dispatchers.create(
-            environment=self._environment,
-            rng=self._rng,
-            on_crash=self._fail,
-            client=self._client_name,
-            group=self._group if isinstance(membership, Membership) else "",
-            by_column=by_column,
-        )
-
-    async def _undo_opening(self, dispatcher: WorkerPool | Stream, error: BaseException) -> None:
+    async def _undo_opening(
+        self, dispatcher: WorkerPool | LoopDispatch, error: BaseException
+    ) -> None:
         await dispatcher.close()
         if isinstance(self._membership, Membership):
             await self._membership.abandon_join(error)
@@ -398,7 +391,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         return self._settings.name or f"{socket.gethostname()}:{os.getpid()}"
 
     def _new_assignments(
-        self, membership: Membership | Broadcast, dispatcher: WorkerPool | Stream
+        self, membership: Membership | Broadcast, dispatcher: WorkerPool | LoopDispatch
     ) -> Assignments:
         settings = self._settings
         rebalance = Rebalance(
@@ -499,7 +492,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         membership, dispatcher, assignments = self._membership, self._dispatcher, self._assignments
         if membership is None or dispatcher is None or assignments is None:
             return
-        if isinstance(dispatcher, Stream | LoopDispatch):
+        if isinstance(dispatcher, LoopDispatch):
             dispatcher.leave()
         try:
             with self._logging_a_long_wait(dispatcher):
@@ -519,9 +512,7 @@ class Consumer(LoopBoundClient, Generic[V]):
             self._ended_event.set_result(None)
 
     @contextmanager
-    def _logging_a_long_wait(
-        self, dispatcher: WorkerPool | LoopDispatch | Stream
-    ) -> Iterator[None]:
+    def _logging_a_long_wait(self, dispatcher: WorkerPool | LoopDispatch) -> Iterator[None]:
         """Log what the consumer waits for, once, if the work in the block takes long."""
 
         def log_waiting() -> None:
@@ -554,7 +545,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         log.error("%s ends: %r", self._log_name, error)
         self._ended_event.set_exception(error)
         self._ended_event.exception()
-        if isinstance(self._dispatcher, Stream | LoopDispatch):
+        if isinstance(self._dispatcher, LoopDispatch):
             self._dispatcher.fail(error)
         self._start_closing()
 
@@ -694,7 +685,7 @@ class Consumer(LoopBoundClient, Generic[V]):
             await race.first()
             if not has_ended.done():
                 log.info("%s hands over its partitions", self._log_name)
-                if isinstance(self._dispatcher, Stream | LoopDispatch):
+                if isinstance(self._dispatcher, LoopDispatch):
                     with self._logging_a_long_wait(self._dispatcher):
                         await self._dispatcher.finish()
                 await self.close()
@@ -743,7 +734,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         if hand_overs and not self._called_by_handler():
             # The body of an iteration may call this before it acks, so limit the wait.
             limit_ms = self._settings.handover_ms + 2 * self._settings.call_timeout_ms
-            iterated = isinstance(self._dispatcher, Stream | LoopDispatch)
+            iterated = isinstance(self._dispatcher, LoopDispatch)
             await asyncio.wait(hand_overs, timeout=limit_ms / 1000 if iterated else None)
 
     async def resume(self, *partition_ids: int) -> None:
@@ -860,12 +851,12 @@ class Consumer(LoopBoundClient, Generic[V]):
                 dispatcher.resume(partition_id)
 
     @property
-    def _all_clients(self) -> list[PullClient]:
+    def _all_clients(self) -> list[SessionShell]:
         """The pull clients of all members; two groups may each have one for the same partition."""
         return [client for member in self._members for client in member._clients.values()]
 
     @property
-    def _clients(self) -> dict[int, PullClient]:
+    def _clients(self) -> dict[int, SessionShell]:
         if self._assignments is None or not self._loop_binding.is_open_here:
             return {}
         return {client.partition_id: client for client in self._assignments.clients}
@@ -963,7 +954,7 @@ class Consumer(LoopBoundClient, Generic[V]):
             )
         )
         try:
-            messages: list[Message[V]] = await self._stream.take_many(limit, timeout_ms)
+            messages: list[Message[V]] = await self._loop.take_many(limit, timeout_ms)
         except StopAsyncIteration:
             raise ClosedError("the consumer was closed") from None
         return messages
@@ -979,16 +970,13 @@ class Consumer(LoopBoundClient, Generic[V]):
             ClosedError: a message was not delivered by any consumer.
         """
         to_ack = to_list(messages)
-        if not isinstance(self._dispatcher, Stream | LoopDispatch):
+        if not isinstance(self._dispatcher, LoopDispatch):
             check_handed_out(to_ack, self._loop_binding)
         return self._ack(to_ack)
 
     async def _ack(self, messages: list[Message[Any]]) -> None:
-        dispatcher: Any = self._dispatcher
-        if isinstance(dispatcher, LoopDispatch):
-            await dispatcher.ack_all(messages, self._loop_binding)
-        elif not (isinstance(dispatcher, Stream) and dispatcher.ack_unregistered(messages)):
-            await ack_all(messages, self._loop_binding)
+        if isinstance(self._dispatcher, LoopDispatch):
+            await self._dispatcher.ack_all(messages, self._loop_binding)
 
     def nack(
         self, messages: Iterable[Message[V]], *, after_s: float = 0
@@ -1005,12 +993,13 @@ class Consumer(LoopBoundClient, Generic[V]):
             ClosedError: a message was not delivered by any consumer.
         """
         to_nack = to_list(messages)
-        if not isinstance(self._dispatcher, Stream | LoopDispatch):
+        if not isinstance(self._dispatcher, LoopDispatch):
             check_handed_out(to_nack, self._loop_binding)
-        dispatcher: Any = self._dispatcher
-        if isinstance(dispatcher, LoopDispatch):
-            return dispatcher.nack_all(to_nack, self._loop_binding, after_s)
-        return nack_all(to_nack, self._loop_binding, after_s)
+        return self._nack(to_nack, after_s)
+
+    async def _nack(self, messages: list[Message[Any]], after_s: float) -> None:
+        if isinstance(self._dispatcher, LoopDispatch):
+            await self._dispatcher.nack_all(messages, self._loop_binding, after_s)
 
     def batches(self) -> AsyncIterator[ArrowBatch]:
         """
@@ -1032,7 +1021,7 @@ class Consumer(LoopBoundClient, Generic[V]):
                 "message of an Arrow batch failed"
             )
         check_arrow()
-        return BatchIteration(lambda: self._column_stream)
+        return BatchIteration(lambda: self._column_loop)
 
     def _note_error(self, error: BaseException | None) -> None:
         """Count a failed attempt if the consumer's `async with` block ends with an error, which the
@@ -1040,47 +1029,40 @@ class Consumer(LoopBoundClient, Generic[V]):
         """
         if error is None or not self._loop_binding.is_open_here:
             return
-        dispatcher: Any = self._dispatcher
-        if isinstance(dispatcher, LoopDispatch):
-            dispatcher.count_failed_attempt(error)
-        elif isinstance(dispatcher, Stream):
-            count_failed_attempt(dispatcher, error)
+        if isinstance(self._dispatcher, LoopDispatch):
+            self._dispatcher.count_failed_attempt(error)
 
     def _put_back(self, messages: Message[Any] | list[Message[Any]] | ArrowBatch) -> None:
         """Requeue messages that an interrupted call never returned, so that they are delivered
         next.
         """
-        if isinstance(self._dispatcher, Stream | LoopDispatch):
+        if isinstance(self._dispatcher, LoopDispatch):
             self._dispatcher.put_back(messages)
 
     @property
-    def _stream(self) -> Any:
-        """The stream that delivers messages to the program. Raises ClosedError if there is none."""
-        if not isinstance(self._dispatcher, Stream | LoopDispatch):
+    def _loop(self) -> LoopDispatch:
+        """What delivers messages to the program. Raises ClosedError if nothing does."""
+        if not isinstance(self._dispatcher, LoopDispatch):
             raise ClosedError(
                 "the consumer is not open, or it has a handler that gets the messages"
             )
         return self._dispatcher
 
     @property
-    def _column_stream(self) -> Stream:
-        """The stream of Arrow batches. They come from pull clients, which take the place of the
-        sessions when batches are first asked for. Raises ClosedError and UsageError.
+    def _column_loop(self) -> LoopDispatch:
+        """What delivers Arrow batches to the program. When they are first asked for, other sessions
+        take the place of those that have prepared messages. Raises ClosedError and UsageError.
         """
-        loop = self._stream
-        if isinstance(loop, LoopDispatch):
-            loop.check_never_used("batches()")
-            if self._membership is None or self._assignments is None:
+        loop = self._loop
+        if not loop.by_column:
+            loop.claim_columns()
+            if self._assignments is None:
                 raise ClosedError("the consumer was closed")
-            stream: Any = self._new_dispatcher(self._membership, by_column=True)
-            self._assignments.replace_sessions(stream)
-            self._dispatcher = stream
-            return self._column_stream
-        checked: Stream = loop
-        return checked
+            self._assignments.replace_sessions()
+        return loop
 
     def __aiter__(self) -> AsyncIterator[Message[V]]:
-        return Iteration(self._loop_binding, lambda: self._stream)
+        return Iteration(self._loop_binding, lambda: self._loop)
 
     def __anext__(self) -> Coroutine[Any, Any, Message[V]]:
         """
@@ -1094,7 +1076,7 @@ class Consumer(LoopBoundClient, Generic[V]):
             KeylaneError: an error ended the consumer.
         """
         self._loop_binding.check_thread()
-        step: Coroutine[Any, Any, Message[Any]] = self._stream.next()
+        step: Coroutine[Any, Any, Message[Any]] = self._loop.next()
         return step
 
 
@@ -1104,13 +1086,13 @@ class BatchIteration:
     would end a generator.
 
     Args:
-        stream: returns the consumer's stream; raises an error if there is none.
+        find_loop: returns what delivers to the program; raises an error if there is none.
     """
 
-    def __init__(self, stream: Callable[[], Stream]) -> None:
-        self._stream = stream
-        self._current_stream: Stream | None = None
-        """The stream that the batches come from; a consumer that is closed and reopened has
+    def __init__(self, find_loop: Callable[[], LoopDispatch]) -> None:
+        self._find_loop = find_loop
+        self._current_loop: LoopDispatch | None = None
+        """What the batches come from; a consumer that is closed and reopened has
         another.
         """
 
@@ -1118,10 +1100,10 @@ class BatchIteration:
         return self
 
     async def __anext__(self) -> ArrowBatch:
-        """Return the next batch; see `Stream.take_arrow`."""
-        if self._current_stream is None:
-            self._current_stream = self._stream()
-        return await self._current_stream.take_arrow()
+        """Return the next batch; see `LoopDispatch.take_arrow`."""
+        if self._current_loop is None:
+            self._current_loop = self._find_loop()
+        return await self._current_loop.take_arrow()
 
 
 class Iteration:
@@ -1130,14 +1112,14 @@ class Iteration:
 
     Args:
         loop_binding: the consumer's loop binding.
-        stream: returns the consumer's stream; raises an error if there is none.
+        find_loop: returns what delivers to the program; raises an error if there is none.
     """
 
-    def __init__(self, loop_binding: LoopBinding, stream: Callable[[], Stream]) -> None:
+    def __init__(self, loop_binding: LoopBinding, find_loop: Callable[[], LoopDispatch]) -> None:
         self._loop_binding = loop_binding
-        self._stream = stream
-        self._current_stream: Stream | None = None
-        """The stream that the last message came from; once it is closed, `take_unregistered`
+        self._find_loop = find_loop
+        self._current_loop: LoopDispatch | None = None
+        """What the last message came from; once it is closed, `take_unregistered`
         returns None.
         """
 
@@ -1145,13 +1127,13 @@ class Iteration:
         return self
 
     async def __anext__(self) -> Message[Any]:
-        """Return the next message; see `Stream.next`."""
-        stream = self._current_stream
+        """Return the next message; see `LoopDispatch.next`."""
+        stream = self._current_loop
         if stream is not None and get_ident() == self._loop_binding.thread:
             message = stream.take_unregistered()
             if message is not None:
                 return message
-        self._current_stream = stream = self._stream()
+        self._current_loop = stream = self._find_loop()
         self._loop_binding.check_thread()
         return await stream.next()
 

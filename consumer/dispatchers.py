@@ -23,7 +23,6 @@ from .dispatch.workers import WorkerPool
 from .handling.failing import FailureRules
 from .handling.filtered import Filtering, filtered, filtered_batches
 from .handling.handlers import BatchHandler, Handler, check_handler, is_async
-from .handling.stream import Stream
 from .handling.threads import HandlerThreads
 from .settings import AckMode, ConsumerSettings
 
@@ -102,16 +101,8 @@ class DispatcherFactory:
         rng: random.Random,
         on_crash: Callable[[BaseException], None],
         client: str,
-        group: str = "",
-        by_column: bool = False,
-    ) -> WorkerPool | Stream:
-        """
-        Return the dispatcher for a new opening.
-
-        Args:
-            client: the consumer's display name.
-            by_column: True if the program takes Arrow batches, which come from pull clients.
-        """
+    ) -> WorkerPool | LoopDispatch:
+        """Return the dispatcher for a new opening. `client` is the consumer's display name."""
         handlers, settings, clock = self._handlers, self._settings, environment.clock
         ordered = settings.consume_strategy is ConsumeStrategy.EXCLUSIVE
         failure_rules = FailureRules(
@@ -122,22 +113,12 @@ class DispatcherFactory:
             filtering = None
             if self._message_filter is not None:
                 filtering = Filtering(self._message_filter, settings.handler_backoff, rng)
-            if ordered and group and not by_column:
-                loop: Any = LoopDispatch(
-                    clock=clock,
-                    handover_ms=settings.handover_ms,
-                    check=self._loop_binding.check_not_elsewhere,
-                    failure_rules=failure_rules,
-                    filtering=filtering,
-                )
-                stream: Stream = loop
-                return stream
-            return Stream(
+            return LoopDispatch(
                 clock=clock,
                 handover_ms=settings.handover_ms,
                 check=self._loop_binding.check_not_elsewhere,
-                ordered=ordered,
                 failure_rules=failure_rules,
+                ordered=ordered,
                 filtering=filtering,
             )
         handler, threads = handlers.any_handler, None

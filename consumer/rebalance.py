@@ -17,7 +17,7 @@ from typing import Any
 
 from ..protocol.errors import HandlerTypeError, Reason
 from ..rpc.race import start_task
-from .pulling.pull_client import PullClient
+from .session_shell import SessionShell
 from .settings import PartitionsCallback
 
 log = logging.getLogger("keylane.consumer")
@@ -46,11 +46,11 @@ class Rebalance:
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
         self._on_lost = on_lost
-        self._pending_clients: list[PullClient] = []
+        self._pending_clients: list[SessionShell] = []
         self._assigned_tasks: dict[int, asyncio.Task[None]] = {}
         """The task that calls `on_assigned`, by partition."""
 
-    def notify_assigned(self, client: PullClient) -> None:
+    def notify_assigned(self, client: SessionShell) -> None:
         """Schedule `on_assigned` for a granted partition, in one call with others that are granted
         now. Nothing is pulled from the partition until the callback returns.
         """

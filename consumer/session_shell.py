@@ -22,10 +22,11 @@ from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 
-from ..protocol.batch import Columns, batch_starts, column_views
+from ..protocol.batch import Columns, batch_starts, column_views, unpack_batch
 from ..protocol.clock import ALIGNED_S_MIN, Clock, deadline_seconds, round_to_tick
 from ..protocol.control import Grant
 from ..protocol.errors import (
+    CorruptBatchError,
     FencedError,
     KeylaneError,
     LeaseLostError,
@@ -61,7 +62,6 @@ from .delivery.user_acks import check_not_in_handler
 from .log_names import partition_name
 from .parked_reads import ParkedReads
 from .pulling.progress import Position, PullProgress
-from .pulling.pull_gate import PAUSED
 from .pulling.pull_owner import PullOwner
 from .session.events import (
     CallFailed,
@@ -101,6 +101,8 @@ from .settings import AckMode, ConsumerSettings
 from .unreached_brokers import NO_CONNECTION
 
 log = logging.getLogger("keylane.consumer")
+PAUSED = "resume"
+"""The reason that applies while the user has paused the partition: pulling waits for `resume`."""
 WARN_AFTER = 8
 """The number of consecutive failures, equivalent to about 5 s of backoff, from which failed pulls
 are logged as warnings.
@@ -116,6 +118,11 @@ class SessionDispatch(Protocol):
     @property
     def in_batches(self) -> bool:
         """True if sessions are to hand out batches."""
+        ...
+
+    @property
+    def by_column(self) -> bool:
+        """True if the program takes rows as columns."""
         ...
 
     def hand_out(self, shell: Any, messages: list[Message]) -> None:
@@ -167,35 +174,62 @@ class _EndedDispatch:
 
     async def ack(self, shell: SessionShell, message: Message) -> None:
         """Raise LeaseLostError."""
-        shell.check_can_ack(message)
+        shell.check_can_ack(message.offset)
 
     async def nack(self, shell: SessionShell, message: Message, _after_s: float) -> None:
         """Raise LeaseLostError."""
-        shell.check_can_ack(message)
+        shell.check_can_ack(message.offset)
 
 
 _ENDED = _EndedDispatch()
 
 
 class PulledRecord:
-    """A batch as it was pulled; its messages are made when it is opened."""
+    """
+    A batch as it was pulled; its messages are made when it is opened.
 
-    __slots__ = ("_columns", "_header", "_shell", "end", "start")
+    Args:
+        record: the batch as its broker stores it.
+        columns: what it has, if that is known to be sound.
+    """
 
-    def __init__(self, shell: SessionShell, columns: Columns[memoryview], header: Header) -> None:
+    __slots__ = ("_columns", "_is_buffered", "_record", "_shell", "end", "header", "size", "start")
+
+    def __init__(
+        self,
+        shell: SessionShell,
+        record: memoryview,
+        header: Header,
+        columns: Columns[memoryview] | None,
+    ) -> None:
         self._shell = shell
+        self._record = record
         self._columns = columns
-        self._header = header
+        self._is_buffered = True
+        self.header = header
+        self.size = header.length
         self.start = header.base_offset
         self.end = header.next_offset
 
     def open(self) -> list[Message]:
-        """Make and return all messages."""
-        shell, header = self._shell, self._header
-        shell.budget_share.release_buffered(header.length)
+        """Make and return all messages. Raises CorruptBatchError."""
+        shell, header = self._shell, self.header
+        columns = self._columns or column_views(self._record, header)
+        self._release()
         subject, token = shell.subject, shell.token
         delivery: Any = shell
-        return decode_messages(self._columns, header, subject, header.partition_id, token, delivery)
+        return decode_messages(columns, header, subject, header.partition_id, token, delivery)
+
+    def unpack(self) -> memoryview:
+        """Return the batch without compression. Raises CorruptBatchError."""
+        unpacked = memoryview(unpack_batch(self._record, self.header))
+        self._release()
+        return unpacked
+
+    def _release(self) -> None:
+        if self._is_buffered:
+            self._is_buffered = False
+            self._shell.budget_share.release_buffered(self.size)
 
 
 class PartitionGate:
@@ -286,6 +320,7 @@ class SessionShell:
             acked=acked,
             is_superfluous=is_superfluous,
             in_batches=dispatch.in_batches,
+            by_column=dispatch.by_column,
         )
         self.begin_until_s = 0.0
         """The time of the boot clock from which no handler may begin; 0.0: none may begin now."""
@@ -643,8 +678,7 @@ class SessionShell:
         assert isinstance(answer, Batches)
         batches = []
         for start, header in batch_starts(payload):
-            columns = column_views(payload, header, start)  # raises if it cannot be unpacked
-            batches.append(PulledRecord(self, columns, header))
+            batches.append(self._record_at(payload, start, header))
             self._progress.record_pull(header)
             self.budget_share.add_buffered(header.length)
         self._note_reached()
@@ -663,12 +697,24 @@ class SessionShell:
             has_more,
         )
 
+    def _record_at(self, payload: memoryview, start: int, header: Header) -> PulledRecord:
+        """Cut a batch from an answer. Raises CorruptBatchError if it cannot be unpacked, unless the
+        program takes messages itself: then it gets the error when it comes to the batch.
+        """
+        record, columns = payload[start : start + header.length], None
+        if self.state.lanes.columns is None:
+            try:
+                columns = column_views(payload, header, start)
+            except CorruptBatchError:
+                if not self.owner.by_hand:
+                    raise
+        return PulledRecord(self, record, header, columns)
+
     def _handed(self, answer: Handed, payload: memoryview, sent_ms: int) -> FlightsPulled:
         """Return the messages of a shared group that are in flight since `sent_ms`."""
         batches = []
         for start, header in batch_starts(payload):
-            columns = column_views(payload, header, start)  # raises if it cannot be unpacked
-            batches.append(PulledRecord(self, columns, header))
+            batches.append(self._record_at(payload, start, header))
             self._progress.record_pull(header)
         self._note_reached()
         self._progress.end_offset = answer.next_offset
@@ -841,9 +887,9 @@ class SessionShell:
     def __deepcopy__(self, _memo: object) -> Self:
         return self
 
-    def check_can_ack(self, message: Message) -> None:
+    def check_can_ack(self, offset: int) -> None:
         """
-        Check that the program may ack a message.
+        Check that the program may ack the message at `offset`.
 
         Raises:
             LeaseLostError: the partition was handed over, or its lease has ended.
@@ -853,7 +899,7 @@ class SessionShell:
         if get_ident() != binding.thread:
             binding.check_thread()
         if self.has_given_up or self.ended.is_set() or self.lapsed:
-            raise LeaseLostError(partition_id=self.partition_id, offset=message.offset)
+            raise LeaseLostError(partition_id=self.partition_id, offset=offset)
 
     def has_stored(self, messages: list[Message]) -> bool:
         """Return True if the broker has stored the outcome of handled messages."""
@@ -867,12 +913,13 @@ class SessionShell:
                 return False
         return True
 
-    async def wait_for_answer(self, timeout_s: float) -> None:
+    async def wait_for_answer(self, timeout_s: float | None = None) -> None:
         """Wait until the broker answers, or the partition ends, for at most so many seconds."""
         if not self.ended.is_set():
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._waiters.append(waiter)
-            await asyncio.wait((waiter,), timeout=max(0.0, timeout_s))
+            limit_s = None if timeout_s is None else max(0.0, timeout_s)
+            await asyncio.wait((waiter,), timeout=limit_s)
 
     def _wake_waiters(self) -> None:
         waiters, self._waiters = self._waiters, []

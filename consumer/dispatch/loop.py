@@ -34,6 +34,8 @@ from typing import Any
 
 from ...protocol.clock import Clock, boot_seconds
 from ...protocol.errors import (
+    ConfigError,
+    CorruptBatchError,
     FilterError,
     InvalidRequestError,
     LeaseLostError,
@@ -50,12 +52,15 @@ from ..handling.failing import FailureRules
 from ..handling.filtered import Filtering
 from ..handling.handler_log import HandlerLog
 from ..handling.not_acked import is_signal, parse_wait_ms
-from ..handling.stream import HANDOVER_WARN_MS, MESSAGES_PER_TURN, NEXT_CODES
 from ..handling.taken import IdleConsumerWarnings, check_handed_out, warn
 from ..log_names import consumer_name
 from ..session.events import (
+    AckedLate,
+    ColumnsReturned,
+    MessageExpired,
     MessageFailed,
     MessagesHandled,
+    MessagesLeft,
     MessagesReturned,
     RunEnded,
     RunSpread,
@@ -64,8 +69,14 @@ from ..session.events import (
 from ..session.failure import Treatment
 from ..session.ready import FailureOutcome
 from ..settings import AckMode, ConsumerSettings
+from .arrow import ArrowBatch, take_arrow
 
 log = logging.getLogger("keylane.consumer")
+MESSAGES_PER_TURN = 256
+HANDOVER_WARN_MS = 5_000
+"""How long after `handover_ms` the loop body may delay a hand-over before a warning is logged, in
+milliseconds.
+"""
 RUN_MIN = 16
 """The number of messages in the first run of an iteration, and in the next one after its body has
 waited.
@@ -88,11 +99,11 @@ class LoopDispatch:
             in milliseconds.
         check: raises an error if called in a different event loop from the consumer's.
         failure_rules: builds what is recorded of a failure.
+        ordered: False: in a shared group no message waits for another one of its key.
         filtering: the filter; rejected messages are acked on the user's behalf; None: no filter.
     """
 
     in_batches = False
-    on_idle: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -101,11 +112,16 @@ class LoopDispatch:
         handover_ms: int,
         check: Callable[[], None],
         failure_rules: FailureRules,
+        ordered: bool = True,
         filtering: Filtering | None = None,
     ) -> None:
         self._check = check
         self._failure_rules = failure_rules
         self._filtering = filtering
+        self.on_idle: Callable[[], None] | None = None
+        """Called when the program waits for messages."""
+        self.by_column = False
+        """True once the program takes Arrow batches."""
         self._handover_ms = handover_ms
         self._boot_ms = clock.boot_ms
         self._readings = boot_seconds(clock)
@@ -152,8 +168,12 @@ class LoopDispatch:
         """
         self._idle_warnings = IdleConsumerWarnings()
         runner, done = "body of the loop", "is left by the loop"
-        self._handler_log = HandlerLog(runner=runner, done=done, ordered=True)
+        self._handler_log = HandlerLog(runner=runner, done=done, ordered=ordered)
         self._outcomes: list[FailureOutcome] = []
+        self._requested_count = 1
+        """How many messages the program has asked for last."""
+        self._in_use: list[tuple[Any, Message]] = []
+        """What the program of a shared group has got last, until it asks for more."""
 
     def apply_settings(self, settings: ConsumerSettings) -> None:
         """Apply new settings for failing messages, which sessions have been told already."""
@@ -179,6 +199,13 @@ class LoopDispatch:
             self._offers[shell] = self._shells[shell] = None
             self._work.set()
 
+    def count_spare(self, shell: Any) -> int:
+        """Return how many more messages the program would take now; if negative, how many wait for
+        it.
+        """
+        requested = self._requested_count if self._requesting.is_set() else 0
+        return requested - sum(each.state.count_waiting for each in {shell: None} | self._shells)
+
     def cancel(self, shell: Any) -> None:
         """Take messages back that are not acked, once the loop body has ended."""
         if self._requesting.is_set() or self._is_leaving:
@@ -192,6 +219,9 @@ class LoopDispatch:
         if shell.ended.is_set():
             return
         shell.has_given_up = True
+        columns = shell.state.lanes.columns
+        if columns is not None and columns.in_hand is not None:
+            shell.feed(ColumnsReturned(columns.in_hand, is_try=False))
         in_hand = list(shell.state.lanes.in_hand.values())
         if in_hand:
             shell.feed(MessagesReturned(in_hand))
@@ -240,6 +270,7 @@ class LoopDispatch:
                 message = self._take_one()
                 if message is not None:
                     self.current = message
+                    self._note_in_use([message])
                     return message
                 await self._wait_for_work(None)
         finally:
@@ -273,7 +304,7 @@ class LoopDispatch:
             del self._offers[shell]  # it offers again if it has more
             is_alone = self._filtering is None and not self._singles
             run_size = self._run_size if is_alone else 0
-            messages = shell.ask(WorkWanted(1, 1, run_size))
+            messages = self._ask(shell, WorkWanted(1, 1, run_size))
             if not messages:
                 continue
             first: Message = messages[0]
@@ -286,6 +317,17 @@ class LoopDispatch:
             if self._accepts(shell, first):
                 return first
         return None
+
+    def _ask(self, shell: Any, wanted: WorkWanted) -> list[Message]:
+        """Ask a partition for messages. Raises CorruptBatchError each time that the program comes
+        to a batch that cannot be unpacked.
+        """
+        try:
+            messages: list[Message] = shell.ask(wanted)
+        except CorruptBatchError:
+            self._offers[shell] = None
+            raise
+        return messages
 
     def _interrupt(self, run: IterationRun) -> None:
         """The loop body waits: the run ends at its message."""
@@ -303,6 +345,7 @@ class LoopDispatch:
         if self._requesting.is_set():
             raise UsageError(Reason.OTHER_TASK, "another task waits for messages of this consumer")
         self._claim_method("getmany()")
+        self._requested_count = max_records
         until_ms = self._boot_ms() + timeout_ms
         try:
             while True:
@@ -312,6 +355,7 @@ class LoopDispatch:
                 messages = self._take_many(max_records)
                 if messages or self._boot_ms() >= until_ms:
                     self.current = messages[0] if messages else None
+                    self._note_in_use(messages)
                     return messages
                 await self._wait_for_work(until_ms)
         finally:
@@ -334,7 +378,12 @@ class LoopDispatch:
             del self._offers[shell]
             left = count - len(taken)
             wanted = WorkWanted(left, left, min(left, run_count), together=True)
-            messages = shell.ask(wanted)
+            try:
+                messages = self._ask(shell, wanted)
+            except CorruptBatchError:
+                if taken:
+                    break
+                raise
             if not messages:
                 continue
             _note_handed_out(shell, messages)
@@ -385,11 +434,36 @@ class LoopDispatch:
         self._handle(shell, [message])
         return False
 
-    def check_never_used(self, method: str) -> None:
-        """Check that messages were not taken before `method` is used; raises as `next` does."""
+    def claim_columns(self) -> None:
+        """Let sessions that are opened from now on hand out columns; raises as `next` does."""
         self._check()
         self._check_open()
-        self._check_method(method)
+        self._check_method("batches()")
+        if self._filtering is not None:
+            raise ConfigError(
+                "batches() contain every row: filter their columns, or take messages instead of "
+                "batches"
+            )
+        self.by_column = True
+
+    async def take_arrow(self) -> ArrowBatch:
+        """Return the next batch as Arrow columns. Raises the same errors as `next`."""
+        self._check()
+        if self._requesting.is_set():
+            raise UsageError(Reason.OTHER_TASK, "another task waits for messages of this consumer")
+        self._claim_method("batches()")
+        try:
+            while True:
+                await asyncio.sleep(0)  # before taking a batch, so that a cancellation loses none
+                self._check_open()
+                while self._offers:
+                    shell = next(iter(self._offers))
+                    del self._offers[shell]  # it offers again if it has more
+                    if (batch := take_arrow(shell)) is not None:
+                        return batch
+                await self._wait_for_work(None)
+        finally:
+            self._requesting.clear()
 
     def _check_method(self, method: str) -> None:
         if self._used_method and self._used_method != method:
@@ -404,6 +478,8 @@ class LoopDispatch:
         self._used_method = method
         self._requesting.set()
         self.current = None
+        if self._in_use:
+            self._leave_used()
         for shell in list(self._due_back):
             del self._due_back[shell]
             self._give_up(shell)
@@ -447,6 +523,8 @@ class LoopDispatch:
         self._work.clear()
         if self._given or self._offers:
             return
+        if self.on_idle is not None:
+            self.on_idle()
         remaining_s = None if until_ms is None else max(0, until_ms - self._boot_ms()) / 1000
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(remaining_s):
@@ -457,6 +535,44 @@ class LoopDispatch:
         """The number of messages handed to the user and not yet acked."""
         self._settle()
         return sum(len(shell.state.lanes.in_hand) for shell in self._shells) - len(self._given)
+
+    # ── messages of shared groups that the program goes on without ────────────────────────────────
+    def _note_in_use(self, messages: list[Message]) -> None:
+        """Note what the program of a shared group works on: it is renewed."""
+        if messages and _shell_of(messages[0]).is_shared:
+            self._in_use = [(_shell_of(message), message) for message in messages]
+
+    def _leave_used(self) -> None:
+        """The program asks for more: what it has not acked is renewed no longer."""
+        used, self._in_use = self._in_use, []
+        by_shell: dict[Any, list[Message]] = {}
+        for shell, message in used:
+            if _is_in_hand(shell, message):
+                by_shell.setdefault(shell, []).append(message)
+        for shell, messages in by_shell.items():
+            shell.feed(MessagesLeft(messages))
+            self._expire(shell, messages)
+
+    def _expire(self, shell: Any, messages: list[Message]) -> None:
+        """Count a failed try for each message whose time in flight is over, and look again when
+        that of the next one is.
+        """
+        flights, now_ms = shell.state.flights, self._boot_ms()
+        waiting = []
+        for message in messages:
+            is_left = _is_in_hand(shell, message) and message.offset in flights.left
+            if not is_left or shell.ended.is_set() or not shell.left_ms:
+                continue
+            if now_ms < flights.expiry_ms(message.offset):
+                waiting.append(message)
+            else:
+                failure = self._failure_rules.build_unacked_failure(message.attempt)
+                self._outcomes.clear()
+                shell.feed(MessageExpired(message, failure))
+                self._log_outcome(message, failure, reason=failure.text)
+        if waiting:
+            next_ms = min(flights.expiry_ms(message.offset) for message in waiting)
+            self._loop.call_later((next_ms - now_ms) / 1000, self._expire, shell, waiting)
 
     # ── runs ──────────────────────────────────────────────────────────────────────────────────────
     def _settle(self) -> None:
@@ -482,7 +598,7 @@ class LoopDispatch:
             InvalidRequestError: the message was nacked.
             LeaseLostError: the message is delivered to another consumer.
         """
-        shell.check_can_ack(message)
+        shell.check_can_ack(message.offset)
         run = self._run
         if run is not None and run.unacked is message:
             run.unacked = None
@@ -493,6 +609,7 @@ class LoopDispatch:
             self._handle(shell, [message])
         else:
             _check_not_given_back(shell, (message,))
+            _ack_late(shell, (message,))
         if shell.state.settings.ack is AckMode.EACH:
             await self._wait_until_durable(shell, [message])
 
@@ -525,13 +642,15 @@ class LoopDispatch:
         waits = []
         for shell, own in by_shell.items():
             try:
-                shell.check_can_ack(own[0])
+                shell.check_can_ack(own[0].offset)
             except LeaseLostError as error:
                 first_error = first_error or error
                 continue
             in_hand = {id(each): each for each in own if _is_in_hand(shell, each)}
             if in_hand:
                 self._handle(shell, sorted(in_hand.values(), key=_by_offset))
+            if len(in_hand) < len(own):
+                _ack_late(shell, own)
             if shell.state.settings.ack is AckMode.EACH:
                 waits.append(self._wait_until_durable(shell, own))
         for result in await asyncio.gather(*waits, return_exceptions=True):
@@ -544,7 +663,7 @@ class LoopDispatch:
         many = self._many
         try:
             for shell, run in many:
-                shell.check_can_ack(run[0])
+                shell.check_can_ack(run[0].offset)
         except LeaseLostError:
             return False
         self._many, self._many_taken = [], []
@@ -596,9 +715,11 @@ class LoopDispatch:
             InvalidRequestError: it is already acked or nacked.
             LeaseLostError: it is delivered to another consumer.
         """
-        shell.check_can_ack(message)
+        shell.check_can_ack(message.offset)
         self._settle()
         if not _is_in_hand(shell, message):
+            if message.offset in shell.state.flights.expired:
+                return  # its broker hands it out again anyway
             raise InvalidRequestError(
                 f"message {message.offset} of partition {message.partition_id} is already acked or "
                 "given back"
@@ -633,7 +754,7 @@ class LoopDispatch:
             if not _is_in_hand(shell, message):
                 continue
             try:
-                shell.check_can_ack(message)
+                shell.check_can_ack(message.offset)
             except LeaseLostError as error:
                 first_error = first_error or error
             else:
@@ -655,7 +776,18 @@ class LoopDispatch:
         self._outcomes.clear()
         shell.feed(MessageFailed(message, failure, asked_ms))
         _note_given_back(shell, [message])
-        now_ms = self._boot_ms()
+        self._log_outcome(message, failure, reason=reason, filter_error=filter_error)
+
+    def _log_outcome(
+        self,
+        message: Message,
+        failure: Failure,
+        *,
+        reason: str | None,
+        filter_error: FilterError | None = None,
+    ) -> None:
+        """Log what becomes of a message whose attempt has failed."""
+        shell, now_ms = _shell_of(message), self._boot_ms()
         if not self._outcomes:
             warn(self._handler_log.record_given_up(message, now_ms))
             return
@@ -680,12 +812,15 @@ class LoopDispatch:
             line = replace(line, text=f"{line.text}: {filter_error.message}")
         warn(line)
 
-    def put_back(self, messages: Message | list[Message]) -> None:
+    def put_back(self, messages: Message | list[Message] | ArrowBatch) -> None:
         """Take back messages that never reached the program. They are delivered next, and the
         attempt does not count.
         """
         self._settle()
         self.current = None
+        if isinstance(messages, ArrowBatch):
+            messages.put_back()
+            return
         by_shell: dict[Any, list[Message]] = {}
         for message in [messages] if isinstance(messages, Message) else messages:
             shell = _shell_of(message)
@@ -782,6 +917,7 @@ class LoopDispatch:
         self._shells.clear()
         self._checked_message = None  # it refers to the consumer
         self._held_longest.clear()
+        self._in_use.clear()
         self._work.set()
 
     # ── logging ───────────────────────────────────────────────────────────────────────────────────
@@ -885,6 +1021,14 @@ def _is_in_hand(shell: Any, message: Message) -> bool:
     return in_hand
 
 
+def _ack_late(shell: Any, messages: Iterable[Message]) -> None:
+    """Ack messages of a shared group that their broker hands out again."""
+    expired = shell.state.flights.expired
+    offsets = [each.offset for each in messages if each.offset in expired] if expired else []
+    if offsets:
+        shell.feed(AckedLate(offsets))
+
+
 def _note_handed_out(shell: Any, messages: Iterable[Message]) -> None:
     if shell.given_back:
         for message in messages:
@@ -914,4 +1058,5 @@ def _check_not_given_back(shell: Any, messages: Iterable[Message]) -> None:
 
 
 _by_offset = attrgetter("offset")
-NEXT_CODES.add(LoopDispatch.next.__code__)
+NEXT_CODES = {LoopDispatch.next.__code__}
+"""The code objects of coroutines that take a message on behalf of the task that awaits them."""

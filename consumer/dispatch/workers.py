@@ -199,6 +199,8 @@ class WorkerPool:
         """True if sessions are to hand out batches."""
         return self._jobs.in_batches
 
+    by_column = False
+
     def hand_out(self, shell: OfferingShell, messages: list[Message]) -> None:
         """Accept messages that no worker has asked for."""
         self._jobs.accept(shell, messages)

@@ -41,11 +41,12 @@ from .events import (
 )
 from .failure import sets_aside
 from .hand_over import fence, stop
-from .lanes import ClosedBatch
 from .ready import LeaveAncestor, Note, NoteKind, ReadWindow, SendChanges
 from .state import CallSlot, PartitionSession
+from .stored import ClosedBatch
 from .suspects import SuspectMessages, SuspectPhase
 from .taking import end_suspect, hand_out_suspect
+from .taking_columns import end_awaited
 from .tenure import NEVER, SessionPhase
 from .windows import on_listed, on_stored, on_window_failed
 
@@ -193,6 +194,8 @@ def on_acked(session: PartitionSession, answer: Acked, now_ms: int) -> None:
         session.lanes.release_keyless()
     if acks.awaited:
         _serve_awaited(session, now_ms)
+    if session.lanes.columns is not None:
+        end_awaited(session, session.lanes.columns)
 
 
 def _serve_awaited(session: PartitionSession, now_ms: int) -> None:

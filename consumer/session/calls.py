@@ -130,7 +130,12 @@ def _held(session: PartitionSession) -> tuple[Range, ...]:
     """Return the messages of a shared group that handlers have, which are renewed."""
     if not session.flights.is_shared:
         return ()
-    own = [message for message in session.lanes.in_hand.values() if is_own(session, message)]
+    left = session.flights.left
+    own = [
+        message
+        for message in session.lanes.in_hand.values()
+        if message.offset not in left and is_own(session, message)
+    ]
     return tuple(ranges_of(sorted(own, key=_by_offset)))
 
 
@@ -174,6 +179,9 @@ def find_next_ms(session: PartitionSession, now_ms: int) -> int:
         due_ms = session.lanes.retries[0].due_ms
         if now_ms < due_ms < next_ms:
             next_ms = due_ms
+    columns = session.lanes.columns
+    if columns is not None and columns.again is not None and now_ms < columns.due_ms < next_ms:
+        next_ms = columns.due_ms
     if session.lanes.batches is not None and tenure.is_live and not tenure.is_paused:
         next_ms = min(next_ms, _batch_ms(session.lanes.batches, now_ms))
     if session.redrives.has_waiting and tenure.phase is SessionPhase.SERVING:

@@ -16,8 +16,8 @@ from ...protocol.message import Message
 from ...protocol.offsets import Range
 from ...protocol.parked import Failure, ParkedKeyRow
 from ..settings import ConsumerSettings
-from .lanes import Unopened
 from .ready import Request
+from .stored import ColumnPart, Unopened
 
 
 class LeaseGranted(Struct, frozen=True):
@@ -198,6 +198,50 @@ class BatchReturned(Struct, frozen=True, gc=False):
     messages: list[Message]
 
 
+class MessagesLeft(Struct, frozen=True, gc=False):
+    """A program goes on without having acked messages of a shared group: they are not renewed."""
+
+    messages: Sequence[Message]
+
+
+class MessageExpired(Struct, frozen=True, gc=False):
+    """A message of a shared group was not acked in time: its broker hands it out again."""
+
+    message: Message
+    failure: Failure
+
+
+class AckedLate(Struct, frozen=True):
+    """Messages of a shared group are acked after their time."""
+
+    offsets: Sequence[int]
+
+
+class ColumnsWanted(Struct, frozen=True):
+    """The program takes the next rows as columns: `KeyLanes.columns.in_hand`, if there are any."""
+
+
+class ColumnsHandled(Struct, frozen=True, gc=False):
+    """The program has acked its part."""
+
+    part: ColumnPart
+
+
+class ColumnsReturned(Struct, frozen=True, gc=False):
+    """The program has given its part back, for at least `wait_ms`."""
+
+    part: ColumnPart
+    wait_ms: int = 0
+    is_try: bool = True
+    """False if the part never reached the program."""
+
+
+class ColumnsCut(Struct, frozen=True):
+    """The program has only the rows of its part that are below `end`."""
+
+    end: int
+
+
 class MessageHangs(Struct, frozen=True, gc=False):
     """A message, or the first one of a batch, has been in its handler or with the program for
     long.
@@ -265,6 +309,13 @@ Event = (
     | BatchHandled
     | BatchFailed
     | BatchReturned
+    | MessagesLeft
+    | MessageExpired
+    | AckedLate
+    | ColumnsWanted
+    | ColumnsHandled
+    | ColumnsReturned
+    | ColumnsCut
     | MessageHangs
     | MessagesReturned
     | Paused

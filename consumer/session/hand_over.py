@@ -15,7 +15,7 @@ from ..settings import AckMode
 from .broadcast import ack_here
 from .ready import CancelHandlers, Note, NoteKind
 from .state import PartitionSession
-from .suspects import SuspectPhase
+from .suspects import NOT_BEGUN
 from .taking import end_suspect
 from .tenure import NEVER, SessionPhase
 
@@ -27,7 +27,8 @@ def stop(session: PartitionSession, grace_ms: int, now_ms: int) -> None:
         return
     tenure.phase = SessionPhase.STOPPING
     tenure.cancel_ms = min(now_ms + grace_ms, max(now_ms, tenure.until_ms))
-    if suspects is not None and suspects.phase in {SuspectPhase.TURN, SuspectPhase.BEGINNING}:
+    is_waiting = lanes.columns is not None and lanes.columns.in_hand is None
+    if suspects is not None and (is_waiting or suspects.phase in NOT_BEGUN):
         end_suspect(session)
     _drop_waiting(session)
     session.make_ack_due(now_ms)

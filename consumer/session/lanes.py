@@ -21,42 +21,14 @@ from collections import deque
 from collections.abc import Callable
 from itertools import islice
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ...protocol.message import Message
-from ...protocol.offsets import Range
 from ...protocol.parked import Failure
 from .batches import PartitionBatches, Ref
+from .stored import ClosedBatch, PartitionColumns
 
 by_offset = attrgetter("offset")
-
-
-class Unopened(Protocol):
-    """A batch whose messages are not made yet."""
-
-    start: int
-    end: int
-    """The offset after the last message."""
-
-    def open(self) -> list[Message]:
-        """Make and return all messages, in the order of their offsets."""
-        ...
-
-
-class ClosedBatch(NamedTuple):
-    """A pulled batch, with the offsets that are to be handed out."""
-
-    batch: Unopened
-    ranges: list[Range]
-    begin_until_ms: int
-    """In a shared group, the time until which its messages may begin."""
-
-    def open(self) -> list[Message]:
-        """Return the messages to hand out."""
-        messages, base, ranges = self.batch.open(), self.batch.start, self.ranges
-        if ranges == [(base, self.batch.end)]:
-            return messages
-        return [message for start, end in ranges for message in messages[start - base : end - base]]
 
 
 class Waiting(NamedTuple):
@@ -74,6 +46,7 @@ class KeyLanes:
     Args:
         is_ordered: False: no message waits for another, as if none had a key.
         batches: for a handler of batches; None: messages are handed out one by one.
+        columns: for a program that takes columns; None: it takes messages.
     """
 
     __slots__ = (
@@ -81,6 +54,7 @@ class KeyLanes:
         "again",
         "batches",
         "busy",
+        "columns",
         "extra",
         "held_keyless",
         "in_hand",
@@ -94,9 +68,16 @@ class KeyLanes:
         "together",
     )
 
-    def __init__(self, *, is_ordered: bool, batches: PartitionBatches | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        is_ordered: bool,
+        batches: PartitionBatches | None = None,
+        columns: PartitionColumns | None = None,
+    ) -> None:
         self.is_ordered = is_ordered
         self.batches = batches
+        self.columns = columns
         self.stored: deque[ClosedBatch] = deque()
         self.opened: deque[Message] = deque()
         """The messages of opened batches; all stored ones come after them."""
@@ -133,11 +114,15 @@ class KeyLanes:
     @property
     def is_idle(self) -> bool:
         """True if no worker has a message."""
+        if self.columns is not None:
+            return self.columns.in_hand is None
         return not (self.in_hand or self.run or (self.batches is not None and self.batches.in_hand))
 
     @property
     def count_in_hand(self) -> int:
         """The number of messages that workers have."""
+        if self.columns is not None:
+            return 0 if self.columns.in_hand is None else self.columns.in_hand.count
         count = len(self.in_hand) + len(self.run)
         if self.batches is not None and self.is_ordered:  # others are in `in_hand` too
             count += self.batches.count_in_hand
@@ -423,3 +408,5 @@ class KeyLanes:
         self.busy = dict.fromkeys(self.busy)
         if self.batches is not None:
             self.batches.clear()
+        if self.columns is not None:
+            self.columns.clear()

@@ -14,9 +14,12 @@ from ...protocol.message import Message
 from ...protocol.parked import Failure, Unpark
 from ..settings import AckMode
 from .events import (
+    AckedLate,
+    MessageExpired,
     MessageFailed,
     MessageHangs,
     MessagesHandled,
+    MessagesLeft,
     MessagesReturned,
     RunEnded,
     RunSpread,
@@ -302,3 +305,37 @@ def on_returned(session: PartitionSession, event: MessagesReturned, now_ms: int)
         lanes.queue_in_order(key, messages)
         if key not in lanes.together:
             lanes.pass_on(key)
+
+
+# ── messages of a shared group that a program has left ────────────────────────────────────────────
+def on_left(session: PartitionSession, event: MessagesLeft, _now_ms: int) -> None:
+    """A program goes on without acks."""
+    session.flights.left.update(message.offset for message in event.messages)
+
+
+def on_expired(session: PartitionSession, event: MessageExpired, now_ms: int) -> None:
+    """The time in flight of a message that a program has left is over: a failed try."""
+    message, offset = event.message, event.message.offset
+    del session.lanes.in_hand[message.partition_id, offset]
+    treatment = decide_treatment(
+        session.settings, attempt=message.attempt, has_order=False, is_asked=False
+    )
+    pause: int | None = 0
+    if treatment is Treatment.AGAIN:
+        session.acks.tries[offset] = message.attempt
+        session.acks.failing.forget((message.partition_id, offset))
+        session.intake.held -= 1
+        session.flights.expire(offset)
+    else:
+        pause = set_aside(session, message, treatment, event.failure, now_ms)
+    make_ack_due(session, now_ms)
+    session.output.notes.append(FailureOutcome(message, treatment, pause))
+
+
+def on_acked_late(session: PartitionSession, event: AckedLate, now_ms: int) -> None:
+    """Messages are acked that the broker may have handed out again."""
+    for offset in event.offsets:
+        session.flights.expired.pop(offset, None)
+        session.offsets.mark_acked(offset)
+        session.acks.handled.add(offset, offset + 1)
+    make_ack_due(session, now_ms)

@@ -22,6 +22,7 @@ from .offsets import PullOffsets
 from .parking import PartitionParking
 from .ready import FailureOutcome, Note, Request
 from .redrive import RedriveWindows
+from .stored import PartitionColumns
 from .suspects import SuspectMessages
 from .tenure import Lease, SessionPhase, Tenure
 
@@ -119,6 +120,7 @@ class PartitionSession:
         redrives_here: False if this consumer cannot handle redriven messages.
         has_ancestors: True if the partition has parents.
         in_batches: True: a handler gets up to `max_records` messages at once.
+        by_column: True: the program takes rows as columns.
         acked: for a broadcast consumer, its acks of the partition, which the session adds to.
         is_superfluous: for a broadcast consumer, returns True for a row whose original message was
             handled; None: there are no such rows.
@@ -154,6 +156,7 @@ class PartitionSession:
         redrives_here: bool = True,
         has_ancestors: bool = False,
         in_batches: bool = False,
+        by_column: bool = False,
         acked: AckedOffsets | None = None,
         is_superfluous: Callable[[Message], bool] | None = None,
         has_callbacks: bool = False,
@@ -168,7 +171,11 @@ class PartitionSession:
         batches = (
             PartitionBatches(settings.max_records, settings.max_wait_ms) if in_batches else None
         )
-        self.lanes = KeyLanes(is_ordered=not is_shared, batches=batches)
+        self.lanes = KeyLanes(
+            is_ordered=not is_shared,
+            batches=batches,
+            columns=PartitionColumns() if by_column else None,
+        )
         self.parking = PartitionParking(rejects, has_ancestors=has_ancestors)
         self.redrives = RedriveWindows(is_allowed=redrives_here)
         self.flights = Flights(settings.in_flight_ms, is_shared=is_shared)
@@ -205,6 +212,7 @@ class PartitionSession:
             and self.settings.ack is AckMode.LINGERING
             and not self.flights.is_shared
             and self.lanes.batches is None
+            and self.lanes.columns is None
         )
 
     @property

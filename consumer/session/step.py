@@ -30,18 +30,25 @@ from .answers import (
 from .batch_outcomes import on_batch_failed, on_batch_handled, on_batch_returned
 from .calls import find_next_ms, send_due
 from .events import (
+    AckedLate,
     AncestorLeft,
     BatchFailed,
     BatchHandled,
     BatchReturned,
     CallFailed,
+    ColumnsCut,
+    ColumnsHandled,
+    ColumnsReturned,
+    ColumnsWanted,
     Event,
     FlightsPulled,
     KeysListed,
     LeaseGranted,
+    MessageExpired,
     MessageFailed,
     MessageHangs,
     MessagesHandled,
+    MessagesLeft,
     MessagesReturned,
     OperatorChanged,
     Paused,
@@ -59,12 +66,29 @@ from .events import (
     WorkWanted,
 )
 from .hand_over import proceed, stop
-from .outcomes import on_failed, on_handled, on_hanging, on_returned, on_run_ended, on_run_spread
+from .outcomes import (
+    on_acked_late,
+    on_expired,
+    on_failed,
+    on_handled,
+    on_hanging,
+    on_left,
+    on_returned,
+    on_run_ended,
+    on_run_spread,
+)
 from .ready import FailureOutcome, Note, Ready, Request
 from .state import PartitionSession
 from .suspects import SuspectPhase
 from .taking import end_suspect, has_more, on_turn, resume_suspect, take
 from .taking_batches import has_more_batches, take_batch
+from .taking_columns import (
+    has_more_columns,
+    on_columns_cut,
+    on_columns_handled,
+    on_columns_returned,
+    on_columns_wanted,
+)
 from .tenure import SessionPhase
 from .windows import on_source_unreadable, on_window_read
 
@@ -107,8 +131,16 @@ def step(session: PartitionSession, event: Event, now_ms: int) -> Ready:
     if output.notes:
         notes = tuple(output.notes)
         output.notes.clear()
-    more = (has_more if session.lanes.batches is None else has_more_batches)(session, now_ms)
+    more = _has_more(session, now_ms)
     return Ready(requests, hand_out, more, session.next_timer_ms, notes)
+
+
+def _has_more(session: PartitionSession, now_ms: int) -> bool:
+    if session.lanes.columns is not None:
+        return has_more_columns(session, now_ms)
+    if session.lanes.batches is not None:
+        return has_more_batches(session, now_ms)
+    return has_more(session, now_ms)
 
 
 def _on_granted(session: PartitionSession, event: LeaseGranted, now_ms: int) -> None:
@@ -189,6 +221,13 @@ _APPLY: dict[type, Callable[[PartitionSession, Any, int], None]] = {
     BatchHandled: on_batch_handled,
     BatchFailed: on_batch_failed,
     BatchReturned: on_batch_returned,
+    MessagesLeft: on_left,
+    MessageExpired: on_expired,
+    AckedLate: on_acked_late,
+    ColumnsWanted: on_columns_wanted,
+    ColumnsHandled: on_columns_handled,
+    ColumnsReturned: on_columns_returned,
+    ColumnsCut: on_columns_cut,
     MessageHangs: on_hanging,
     MessagesReturned: on_returned,
     Paused: _on_paused,

@@ -16,6 +16,7 @@ import enum
 from collections.abc import Iterable
 
 from ...protocol.message import Message
+from .stored import ColumnPart
 
 CRASHES_MAX = 2
 """After this many ended processes an accused message is set aside."""
@@ -37,6 +38,9 @@ class SuspectPhase(enum.Enum):
     """A worker has it."""
     ACKING = enum.auto()
     """It is handled, and its ack is not durable."""
+
+
+NOT_BEGUN = frozenset({SuspectPhase.TURN, SuspectPhase.BEGINNING})
 
 
 class SuspectMessages:
@@ -70,7 +74,7 @@ class SuspectMessages:
         """When the state ends, except for accused messages."""
         self._count = 0
         self.phase = SuspectPhase.NONE
-        self.message: Message | None = None
+        self.message: Message | ColumnPart | None = None
         """The present suspect."""
         self.since_ms = 0
         """When it was handed out."""
@@ -95,7 +99,7 @@ class SuspectMessages:
         """Until when the present suspect is waited for."""
         return max(self.until_ms, self.since_ms + LONG_MS)
 
-    def begin(self, message: Message) -> None:
+    def begin(self, message: Message | ColumnPart) -> None:
         """Make a message the present suspect, which waits for the consumer's turn."""
         self.message = message
         self.phase = SuspectPhase.TURN
@@ -106,9 +110,19 @@ class SuspectMessages:
         self.message = None
         self.phase = SuspectPhase.NONE
 
-    def is_present(self, message: Message) -> bool:
+    def is_present(self, message: Message | ColumnPart) -> bool:
         """Return True if the message is the present suspect."""
         return self.message is message
+
+    @property
+    def crashes_if_begun(self) -> int:
+        """The crash count to record before the present suspect begins. Rows that are in hand
+        together count as one end: the next owner hands them out in smaller parts.
+        """
+        assert self.message is not None
+        if isinstance(self.message, ColumnPart):
+            return self.message.crashes + 1
+        return self.crashes_if_alone(self.message.offset)
 
     def crashes_if_alone(self, offset: int) -> int:
         """Return the crash count of a message if the process ends while it runs alone. If nothing

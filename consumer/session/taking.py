@@ -6,16 +6,17 @@ nothing in hand: a run, to one worker
 
 from __future__ import annotations
 
+from ...protocol.errors import CorruptBatchError
 from ...protocol.message import Message
 from ..settings import AckMode
 from .broadcast import leave_out_superfluous
 from .failure import TABLE, Treatment, sets_aside
 from .flights import ALONE_FROM
 from .flights import CRASHES_MAX as SHARED_CRASHES_MAX
-from .lanes import ClosedBatch
 from .ready import FailureOutcome, LeaveTurn, Note, NoteKind, TakeTurn
 from .setting_aside import crash_of, divert, is_own, set_aside
 from .state import PartitionSession
+from .stored import ClosedBatch, ColumnPart
 from .suspects import CRASHES_MAX, SuspectMessages, SuspectPhase
 from .tenure import NEVER
 
@@ -166,6 +167,7 @@ def _hand_out(session: PartitionSession, message: Message, now_ms: int) -> None:
         session.make_ack_due(now_ms)
         return
     session.lanes.in_hand[ref] = message
+    session.flights.left.discard(message.offset)
     session.output.hand_out.append(message)
 
 
@@ -219,7 +221,8 @@ def _take_run(session: PartitionSession, count: int, now_ms: int, *, is_limited:
         next_count = sum(end - start for start, end in lanes.stored[0].ranges)
         if is_limited and lanes.opened and len(lanes.opened) + next_count > OPENED_MAX:
             break
-        open_next(session, now_ms)
+        if not open_next(session, now_ms):
+            break
     while lanes.opened:
         run = lanes.take_run(count)
         if run:
@@ -230,11 +233,19 @@ def _take_run(session: PartitionSession, count: int, now_ms: int, *, is_limited:
 
 # ── batches ───────────────────────────────────────────────────────────────────────────────────────
 def open_next(session: PartitionSession, now_ms: int) -> bool:
-    """Open stored batches until a message is opened. Return False if there is none."""
+    """Open stored batches until a message is opened. Return False if there is none. Raises
+    CorruptBatchError, and keeps the batch, if it cannot be unpacked.
+    """
     lanes = session.lanes
     while lanes.stored:
-        stored = lanes.stored.popleft()
-        messages = stored.open()
+        stored = lanes.stored[0]
+        try:
+            messages = stored.open()
+        except CorruptBatchError:
+            if lanes.opened or session.output.hand_out:
+                return False  # what comes before it is handed out first
+            raise
+        lanes.stored.popleft()
         if now_ms >= stored.begin_until_ms:
             session.intake.held -= len(messages)
             continue
@@ -276,7 +287,7 @@ def _note_flights(
                 failure = crash_of(session, message, crashes, now_ms)
                 set_aside(session, message, Treatment.DEAD, failure, now_ms)
                 continue
-            _name_crash(session, message, crashes, now_ms)
+            name_crash(session, message, crashes, now_ms)
         kept.append(message)
     return kept
 
@@ -312,7 +323,7 @@ def take_suspect(session: PartitionSession, suspects: SuspectMessages, now_ms: i
             set_aside(session, message, treat_crash(session, message), failure, now_ms)
             continue
         if crashes:
-            _name_crash(session, message, crashes, now_ms)
+            name_crash(session, message, crashes, now_ms)
         suspects.begin(message)
         session.output.requests.append(TakeTurn())
         return True
@@ -335,7 +346,7 @@ def _is_over(session: PartitionSession, suspects: SuspectMessages, now_ms: int) 
     return suspects.is_over(first, now_ms, first_queued=min(queued, default=NEVER))
 
 
-def _name_crash(session: PartitionSession, message: Message, crashes: int, now_ms: int) -> None:
+def name_crash(session: PartitionSession, message: Message, crashes: int, now_ms: int) -> None:
     """Name a message that has ended processes to operators until it is handled."""
     failure = crash_of(session, message, crashes, now_ms)
     session.acks.failing.record(message, failure, is_own=True)
@@ -357,7 +368,7 @@ def on_turn(session: PartitionSession, now_ms: int) -> None:
         return
     offset = suspects.message.offset
     suspects.phase = SuspectPhase.BEGINNING
-    session.acks.begun[offset] = suspects.crashes_if_alone(offset)
+    session.acks.begun[offset] = suspects.crashes_if_begun
     session.make_ack_due(now_ms)
 
 
@@ -368,7 +379,11 @@ def hand_out_suspect(session: PartitionSession, suspects: SuspectMessages, now_m
         return  # it waits for the end of a pause
     suspects.phase = SuspectPhase.ALONE
     suspects.since_ms = now_ms
-    _hand_out(session, suspects.message, now_ms)
+    if isinstance(suspects.message, ColumnPart):
+        assert session.lanes.columns is not None
+        session.lanes.columns.wait(suspects.message, now_ms)  # until the program asks
+    else:
+        _hand_out(session, suspects.message, now_ms)
 
 
 def resume_suspect(session: PartitionSession, now_ms: int) -> None:
