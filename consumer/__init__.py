@@ -3,10 +3,10 @@ hand-over.
 """
 
 from .client import Assignment, Consumer, Lag
-from .handling.arrow_batch import ArrowBatch
-from .handling.handlers import BatchHandler, Handler
-from .handling.not_acked import NACK, Retry
-from .pulling.progress import Position
+from .dispatch.arrow import ArrowBatch
+from .dispatch.handlers import BatchHandler, Handler
+from .dispatch.not_acked import NACK, Retry
+from .progress import Position
 from .reading.queue_reader import QueueProgress, QueueReader, QueueSlice
 from .reading.reader import Reader
 from .settings import (

@@ -41,9 +41,9 @@ from .dispatch.loop import LoopDispatch
 from .dispatch.workers import WorkerPool
 from .effective_settings import EffectiveSettings
 from .log_names import consumer_name
+from .losses import FENCED, SESSION_ENDED, Losses, Stalls, lapse_reason
 from .membership import Membership
 from .prefetch_budget import PrefetchBudget
-from .pulling.losses import FENCED, SESSION_ENDED, Losses, Stalls, lapse_reason
 from .rebalance import Rebalance
 from .session_shell import PAUSED, SessionShell
 from .settings import AckMode, ConsumerSettings
@@ -69,7 +69,7 @@ class Assignments:
     """
     Owns the shells of a consumer from one `open` to the next `close`.
 
-    It is the `GrantHolder` of the membership, and the `PullOwner` of each pull client.
+    It is the `GrantHolder` of the membership, and the `ShellOwner` of each pull client.
 
     Args:
         dispatcher: delivers messages to handlers or to the iterating program.
@@ -204,7 +204,6 @@ class Assignments:
         self._deadline_ms = deadline_ms
         if self._effective.update(grants):
             self._settings = self._effective.settings
-            self._dispatcher.apply_settings(self._settings)
             for client in self.clients:
                 client.apply_settings(self._settings)
         for client in self.handing_over:
@@ -243,7 +242,7 @@ class Assignments:
         """Close the consumer because of a fatal error."""
         self._fail(error)
 
-    # ── PullOwner: called by shells ─────────────────────────────────────────────────────────
+    # ── ShellOwner: called by shells ─────────────────────────────────────────────────────────
     def _wake_pulls(self) -> None:
         """Wake pulls that are waiting for a free worker."""
         for client in list(self._clients.values()):

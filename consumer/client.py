@@ -48,17 +48,17 @@ from .broadcast import Broadcast, check_broadcast
 from .closing_line import QUIET_CLOSE_S, format_waiting
 from .consumer_set import new_consumer_set
 from .delivery.filter import build_filter
+from .delivery.handed_out import check_handed_out, to_list
 from .delivery.suspect_lock import SuspectLock
 from .dispatch.arrow import ArrowBatch, check_arrow
+from .dispatch.handlers import BatchHandler, Handler
 from .dispatch.loop import NEXT_CODES, LoopDispatch
 from .dispatch.workers import WorkerPool
 from .dispatchers import DispatcherFactory, UserHandlers
-from .handling.handlers import BatchHandler, Handler
-from .handling.taken import check_handed_out, to_list
 from .log_names import consumer_name
 from .manifest_file import resolve_start
 from .membership import Membership
-from .pulling.progress import Position
+from .progress import Position
 from .ready_line import print_ready_line
 from .rebalance import Rebalance, check_callbacks
 from .session_shell import PAUSED, SessionShell
@@ -334,7 +334,6 @@ class Consumer(LoopBoundClient, Generic[V]):
         membership = self._membership = self._new_membership(meta)
         dispatcher = self._dispatcher = self._dispatchers.create(
             environment=self._environment,
-            rng=self._rng,
             on_crash=self._fail,
             client=self._client_name,
         )

@@ -5,7 +5,6 @@ tasks or threads, or to an iterating program.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,13 +16,13 @@ from ..rpc.environment import Environment
 from ..rpc.loop_binding import LoopBinding
 from .delivery.filter import MessageFilter
 from .dispatch.batch import BatchJobs
+from .dispatch.failing import FailureRecords
+from .dispatch.filtered import filtered, filtered_batches
 from .dispatch.handler import MessageJobs
+from .dispatch.handlers import BatchHandler, Handler, check_handler, is_async
 from .dispatch.loop import LoopDispatch
+from .dispatch.threads import HandlerThreads
 from .dispatch.workers import WorkerPool
-from .handling.failing import FailureRules
-from .handling.filtered import Filtering, filtered, filtered_batches
-from .handling.handlers import BatchHandler, Handler, check_handler, is_async
-from .handling.threads import HandlerThreads
 from .settings import AckMode, ConsumerSettings
 
 
@@ -98,28 +97,21 @@ class DispatcherFactory:
         self,
         *,
         environment: Environment,
-        rng: random.Random,
         on_crash: Callable[[BaseException], None],
         client: str,
     ) -> WorkerPool | LoopDispatch:
         """Return the dispatcher for a new opening. `client` is the consumer's display name."""
         handlers, settings, clock = self._handlers, self._settings, environment.clock
         ordered = settings.consume_strategy is ConsumeStrategy.EXCLUSIVE
-        failure_rules = FailureRules(
-            client=client, wall_ms=clock.wall_ms, rng=rng, in_place=not ordered
-        )
-        failure_rules.apply_settings(settings)
+        records = FailureRecords(client=client, wall_ms=clock.wall_ms)
         if handlers.any_handler is None:
-            filtering = None
-            if self._message_filter is not None:
-                filtering = Filtering(self._message_filter, settings.handler_backoff, rng)
             return LoopDispatch(
                 clock=clock,
                 handover_ms=settings.handover_ms,
                 check=self._loop_binding.check_not_elsewhere,
-                failure_rules=failure_rules,
+                records=records,
                 ordered=ordered,
-                filtering=filtering,
+                message_filter=self._message_filter,
             )
         handler, threads = handlers.any_handler, None
         if self._message_filter is not None:
@@ -140,7 +132,7 @@ class DispatcherFactory:
             handover_ms=settings.handover_ms,
             clock=clock,
             on_crash=on_crash,
-            failure_rules=failure_rules,
+            failures=records,
             handler_timeout_ms=settings.handler_timeout_ms or 0,
             cancels=not settings.threads,
             ordered=ordered,

@@ -57,13 +57,13 @@ from ..protocol.routing import PartitionState
 from ..protocol.text import MAYBE_OLDER_COPY
 from ..rpc.client import BrokerClient
 from ..rpc.connections import Connections
+from .ancestors import Ancestors
 from .delivery.copied import copied_delivery
 from .delivery.decode import decode_messages
-from .parking.ancestors import Ancestors
-from .pulling.pull_owner import PullOwner
 from .session.events import AncestorLeft, KeysListed, SourceUnreadable, WindowRead
 from .session.ready import ReadWindow
 from .session.state import PartitionSession
+from .shell_owner import ShellOwner
 
 log = logging.getLogger("keylane.consumer")
 READ_BYTES = 1 << 18
@@ -80,7 +80,7 @@ class ReadingShell(Protocol):
     token: int
     grant: Grant
     lease: tuple[int, str, str, int]
-    owner: PullOwner
+    owner: ShellOwner
     state: PartitionSession
     connections: Connections
     broker: BrokerClient
@@ -134,8 +134,7 @@ class ParkedReads:
         self._shell = shell
         self._sources: dict[int, tuple[str | None, int]] = {}
         """The broker's address and the logic start of each ancestor."""
-        context: Any = self
-        self._ancestors = Ancestors(context, context, self.list_keys)
+        self._ancestors = Ancestors(self)
 
     # ── what adopting needs ───────────────────────────────────────────────────────────────────────
     @property
@@ -149,7 +148,7 @@ class ParkedReads:
         return self._shell.log_name
 
     @property
-    def owner(self) -> PullOwner:
+    def owner(self) -> ShellOwner:
         """The consumer, which asks the metaserver."""
         return self._shell.owner
 

@@ -58,11 +58,10 @@ from ..rpc.network import Calling, Channel
 from ..rpc.race import start_task
 from .delivery.copied import copied_delivery
 from .delivery.decode import decode_messages
-from .delivery.user_acks import check_not_in_handler
+from .delivery.handed_out import check_not_in_handler
 from .log_names import partition_name
 from .parked_reads import ParkedReads
-from .pulling.progress import Position, PullProgress
-from .pulling.pull_owner import PullOwner
+from .progress import Position, PullProgress
 from .session.events import (
     CallFailed,
     Event,
@@ -98,6 +97,7 @@ from .session.step import step
 from .session.suspects import CAREFUL_MS
 from .session.tenure import NEVER
 from .settings import AckMode, ConsumerSettings
+from .shell_owner import ShellOwner
 from .unreached_brokers import NO_CONNECTION
 
 log = logging.getLogger("keylane.consumer")
@@ -282,7 +282,7 @@ class SessionShell:
         settings: ConsumerSettings,
         clock: Clock,
         rng: random.Random,
-        owner: PullOwner,
+        owner: ShellOwner,
         dispatch: SessionDispatch,
         acked: AckedOffsets | None = None,
         is_superfluous: Callable[[Message], bool] | None = None,

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from ...protocol.message import Message
 from ...protocol.text import counted
-from ..handling.failing import FailureRules
-from ..handling.handler_log import HandlerLog, LogLine
-from ..handling.not_acked import Retry, only_retry
 from ..log_names import message_name
 from ..session.events import BatchFailed, MessageFailed
 from ..session.failure import Treatment
 from ..session.ready import FailureOutcome
+from .failing import FailureRecords
+from .handler_log import HandlerLog, LogLine
+from .not_acked import Retry, only_retry
 from .offers import OfferingShell
 
 log = logging.getLogger("keylane.consumer")
@@ -33,9 +33,9 @@ class FailedAttempts:
     """
 
     def __init__(
-        self, rules: FailureRules, lines: HandlerLog, *, boot_ms: Callable[[], int]
+        self, records: FailureRecords, lines: HandlerLog, *, boot_ms: Callable[[], int]
     ) -> None:
-        self.rules = rules
+        self.records = records
         self.lines = lines
         self._boot_ms = boot_ms
         self._outcomes: list[FailureOutcome] = []
@@ -59,7 +59,7 @@ class FailedAttempts:
         is_asked = isinstance(error, Retry)
         asked_ms = error.wait_ms if isinstance(error, Retry) else None
         first = failed[0] if isinstance(failed, list) else failed
-        failure = self.rules.build_failure(error, first.attempt)
+        failure = self.records.build_failure(error, first.attempt)
         self._outcomes.clear()
         if isinstance(failed, list):
             shell.feed(BatchFailed(failed, failure, asked_ms, is_asked))

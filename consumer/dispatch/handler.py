@@ -22,9 +22,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 from ...protocol.message import Message
-from ..handling.handlers import Handler, await_result, is_async
 from ..session.events import MessagesHandled, MessagesReturned, RunEnded
 from .failed_attempts import log_line
+from .handlers import Handler, await_result, is_async
 from .offers import OfferingShell
 from .workers import TURN_S, Worker, WorkerPool
 

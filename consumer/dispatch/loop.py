@@ -39,6 +39,7 @@ from ...protocol.errors import (
     FilterError,
     InvalidRequestError,
     LeaseLostError,
+    OverloadedError,
     Reason,
     UsageError,
 )
@@ -47,12 +48,8 @@ from ...protocol.parked import HANGS_MS, Failure
 from ...protocol.text import counted, format_seconds
 from ...rpc.loop_binding import LoopBinding
 from ...rpc.race import Race
-from ..delivery.user_acks import ACK_STALL_S, range_limit_error
-from ..handling.failing import FailureRules
-from ..handling.filtered import Filtering
-from ..handling.handler_log import HandlerLog
-from ..handling.not_acked import is_signal, parse_wait_ms
-from ..handling.taken import IdleConsumerWarnings, check_handed_out, warn
+from ..delivery.filter import MessageFilter
+from ..delivery.handed_out import check_handed_out
 from ..log_names import consumer_name
 from ..session.events import (
     AckedLate,
@@ -68,14 +65,23 @@ from ..session.events import (
 )
 from ..session.failure import Treatment
 from ..session.ready import FailureOutcome
-from ..settings import AckMode, ConsumerSettings
+from ..settings import AckMode
 from .arrow import ArrowBatch, take_arrow
+from .failed_attempts import log_line
+from .failing import FailureRecords
+from .handler_log import HandlerLog
+from .idle_warnings import IdleConsumerWarnings
+from .not_acked import is_signal, parse_wait_ms
 
 log = logging.getLogger("keylane.consumer")
 MESSAGES_PER_TURN = 256
 HANDOVER_WARN_MS = 5_000
 """How long after `handover_ms` the loop body may delay a hand-over before a warning is logged, in
 milliseconds.
+"""
+ACK_STALL_S = 30.0
+"""How often, in seconds, a wait for a refused ack checks whether the program still takes messages.
+It gives up if the same message is ready at two checks.
 """
 RUN_MIN = 16
 """The number of messages in the first run of an iteration, and in the next one after its body has
@@ -98,9 +104,9 @@ class LoopDispatch:
         handover_ms: how long taken messages may still be acked when their partition is handed over,
             in milliseconds.
         check: raises an error if called in a different event loop from the consumer's.
-        failure_rules: builds what is recorded of a failure.
+        records: builds what is recorded of a failure.
         ordered: False: in a shared group no message waits for another one of its key.
-        filtering: the filter; rejected messages are acked on the user's behalf; None: no filter.
+        message_filter: rejected messages are acked on the user's behalf; None: no filter.
     """
 
     in_batches = False
@@ -111,13 +117,13 @@ class LoopDispatch:
         clock: Clock,
         handover_ms: int,
         check: Callable[[], None],
-        failure_rules: FailureRules,
+        records: FailureRecords,
         ordered: bool = True,
-        filtering: Filtering | None = None,
+        message_filter: MessageFilter | None = None,
     ) -> None:
         self._check = check
-        self._failure_rules = failure_rules
-        self._filtering = filtering
+        self._records = records
+        self._filter = message_filter
         self.on_idle: Callable[[], None] | None = None
         """Called when the program waits for messages."""
         self.by_column = False
@@ -175,10 +181,6 @@ class LoopDispatch:
         self._in_use: list[tuple[Any, Message]] = []
         """What the program of a shared group has got last, until it asks for more."""
 
-    def apply_settings(self, settings: ConsumerSettings) -> None:
-        """Apply new settings for failing messages, which sessions have been told already."""
-        self._failure_rules.apply_settings(settings)
-
     def pause(self, partition_id: int) -> None:
         """End the runs: the session hands out nothing while its partition is paused."""
         self._settle()
@@ -204,7 +206,8 @@ class LoopDispatch:
         it.
         """
         requested = self._requested_count if self._requesting.is_set() else 0
-        return requested - sum(each.state.count_waiting for each in {shell: None} | self._shells)
+        waiting: int = sum(each.state.count_waiting for each in {shell: None} | self._shells)
+        return requested - waiting
 
     def cancel(self, shell: Any) -> None:
         """Take messages back that are not acked, once the loop body has ended."""
@@ -302,7 +305,7 @@ class LoopDispatch:
                 continue
             shell = next(iter(self._offers))
             del self._offers[shell]  # it offers again if it has more
-            is_alone = self._filtering is None and not self._singles
+            is_alone = self._filter is None and not self._singles
             run_size = self._run_size if is_alone else 0
             messages = self._ask(shell, WorkWanted(1, 1, run_size))
             if not messages:
@@ -365,7 +368,7 @@ class LoopDispatch:
         self._settle()
         taken: list[Message] = []
         runs: list[tuple[Any, list[Message]]] = []
-        is_whole = self._filtering is None
+        is_whole = self._filter is None
         """True if all that is taken is in runs."""
         while self._given and len(taken) < count:
             shell, message = self._given.popleft()
@@ -393,7 +396,7 @@ class LoopDispatch:
                 taken += messages
             else:
                 is_whole = False
-                taken += self._filter(shell, messages)
+                taken += self._select(shell, messages)
         self._many = runs
         self._many_taken = taken if is_whole else []
         return taken.copy()
@@ -405,11 +408,11 @@ class LoopDispatch:
         _note_handed_out(shell, [message])
         return self._accepts(shell, message)
 
-    def _filter(self, shell: Any, messages: list[Message]) -> list[Message]:
+    def _select(self, shell: Any, messages: list[Message]) -> list[Message]:
         """Return the accepted messages that are still in hand: when the filter fails for one, later
         ones of its key are taken back.
         """
-        if self._filtering is None:
+        if self._filter is None:
             return messages
         accepted = [
             message
@@ -422,13 +425,13 @@ class LoopDispatch:
         """Return True if the filter accepts the message. Otherwise ack the message, or give it back
         if the filter failed.
         """
-        if self._filtering is None:
+        if self._filter is None:
             return True
         try:
-            if self._filtering.message_filter.matches(message):
+            if self._filter.matches(message):
                 return True
         except FilterError as error:
-            failure = self._failure_rules.build_failure(error, message.attempt)
+            failure = self._records.build_failure(error, message.attempt)
             self._fail(shell, message, failure, filter_error=error)
             return False
         self._handle(shell, [message])
@@ -439,7 +442,7 @@ class LoopDispatch:
         self._check()
         self._check_open()
         self._check_method("batches()")
-        if self._filtering is not None:
+        if self._filter is not None:
             raise ConfigError(
                 "batches() contain every row: filter their columns, or take messages instead of "
                 "batches"
@@ -566,7 +569,7 @@ class LoopDispatch:
             if now_ms < flights.expiry_ms(message.offset):
                 waiting.append(message)
             else:
-                failure = self._failure_rules.build_unacked_failure(message.attempt)
+                failure = self._records.build_unacked_failure(message.attempt)
                 self._outcomes.clear()
                 shell.feed(MessageExpired(message, failure))
                 self._log_outcome(message, failure, reason=failure.text)
@@ -617,7 +620,7 @@ class LoopDispatch:
         """Report handled messages."""
         if self._handler_log.has_open_failures:
             for message in messages:
-                warn(self._handler_log.record_handled(message, self._boot_ms()))
+                log_line(self._handler_log.record_handled(message, self._boot_ms()))
         shell.feed(MessagesHandled(messages))
 
     async def ack_all(self, messages: list[Message[Any]], loop_binding: LoopBinding) -> None:
@@ -692,7 +695,7 @@ class LoopDispatch:
             check_s = self._loop.time() + ACK_STALL_S
             previous, ready = ready, self._ready_again()
             if ready is not None and ready is previous and shell.state.acks.handled.is_refused:
-                raise range_limit_error(shell.partition_id, offset)
+                raise _range_limit_error(shell.partition_id, offset)
 
     def _ready_again(self) -> Message | None:
         """Return a message that the program may take now after it has given it back."""
@@ -729,7 +732,7 @@ class LoopDispatch:
     def _nack(
         self, shell: Any, message: Message, wait_ms: int, error: BaseException | None = None
     ) -> None:
-        failure = self._failure_rules.build_nack_failure(message.attempt, error)
+        failure = self._records.build_nack_failure(message.attempt, error)
         self._fail(
             shell, message, failure, asked_ms=wait_ms, reason=None if error else failure.text
         )
@@ -774,7 +777,7 @@ class LoopDispatch:
     ) -> None:
         """Report a failed attempt, and log what becomes of the message."""
         self._outcomes.clear()
-        shell.feed(MessageFailed(message, failure, asked_ms))
+        shell.feed(MessageFailed(message, failure, asked_ms, holds_key=True))
         _note_given_back(shell, [message])
         self._log_outcome(message, failure, reason=reason, filter_error=filter_error)
 
@@ -789,7 +792,7 @@ class LoopDispatch:
         """Log what becomes of a message whose attempt has failed."""
         shell, now_ms = _shell_of(message), self._boot_ms()
         if not self._outcomes:
-            warn(self._handler_log.record_given_up(message, now_ms))
+            log_line(self._handler_log.record_given_up(message, now_ms))
             return
         outcome = self._outcomes.pop()
         _note_given_back(shell, outcome.returned)
@@ -810,7 +813,7 @@ class LoopDispatch:
             )
         if line is not None and filter_error is not None:
             line = replace(line, text=f"{line.text}: {filter_error.message}")
-        warn(line)
+        log_line(line)
 
     def put_back(self, messages: Message | list[Message] | ArrowBatch) -> None:
         """Take back messages that never reached the program. They are delivered next, and the
@@ -861,7 +864,7 @@ class LoopDispatch:
         for line in self._handler_log.record_all_given_up(
             lambda message: _shell_of(message) is shell, self._boot_ms()
         ):
-            warn(line)
+            log_line(line)
         if self._is_leaving:
             self._give_up(shell)
         try:
@@ -951,8 +954,8 @@ class LoopDispatch:
             line = None if previous is None else self._handler_log.record_stopped(previous, now_ms)
             self._checked_message = self.current
             self._checked_since_ms = now_ms
-        warn(line)
-        warn(self._handler_log.build_summary(now_ms))
+        log_line(line)
+        log_line(self._handler_log.build_summary(now_ms))
         if not self._used_method and self._offers:
             first = next(iter(self._offers))
             waiting = sum(shell.outstanding for shell in self._shells)
@@ -976,7 +979,7 @@ class LoopDispatch:
                 held = message, message.attempt, now_ms
             self._held_longest[shell] = held
             if now_ms - held[2] >= HANGS_MS:
-                failure = self._failure_rules.build_hang_failure(
+                failure = self._records.build_hang_failure(
                     "the program has not acked it", message.attempt
                 )
                 shell.report_hang(message, failure, now_ms - held[2])
@@ -1008,6 +1011,20 @@ class IterationRun:
         self.done = 0
         self.unacked: Message | None = messages[0]
         """What the loop body has."""
+
+
+def _range_limit_error(partition_id: int, offset: int) -> OverloadedError:
+    """Return the error for an ack that waits for room which only the program can make."""
+    error = OverloadedError(
+        f"the ack of message {offset} of partition {partition_id} is not durable: the broker "
+        "stores no more acks above the oldest unacked message, and the program does not take "
+        "the messages that are ready for it again"
+    )
+    error.hint = (
+        "Keep taking and acking messages, which makes room. This ack is retried automatically; "
+        "later messages of its key wait until it is durable."
+    )
+    return error
 
 
 def _shell_of(message: Message) -> Any:

@@ -32,21 +32,21 @@ from ...protocol.errors import HandlerTimeoutError, Reason, UsageError
 from ...protocol.message import Message
 from ...protocol.text import format_seconds
 from ...rpc.race import start_task
-from ..handling.failing import FailureRules
-from ..handling.handler_log import HandlerLog
-from ..handling.not_acked import is_signal
-from ..handling.worker_task import (
+from ..log_names import message_name
+from ..session.ready import FailureOutcome
+from ..settings import AckMode
+from .failed_attempts import FailedAttempts, log_line
+from .failing import FailureRecords
+from .handler_log import HandlerLog
+from .not_acked import is_signal
+from .offers import OfferingShell, PartitionOffers
+from .worker_task import (
     IdleWorkers,
     WorkerTask,
     check_worker,
     current_task,
     is_coroutine_closed,
 )
-from ..log_names import message_name
-from ..session.ready import FailureOutcome
-from ..settings import AckMode, ConsumerSettings
-from .failed_attempts import FailedAttempts, log_line
-from .offers import OfferingShell, PartitionOffers
 
 log = logging.getLogger("keylane.consumer")
 TURN_S = 0.005
@@ -133,7 +133,7 @@ class WorkerPool:
         handover_ms: int,
         clock: Clock,
         on_crash: Callable[[BaseException], None],
-        failure_rules: FailureRules,
+        failures: FailureRecords,
         runner: str = "handler",
         handler_timeout_ms: int = 0,
         cancels: bool = True,
@@ -148,7 +148,7 @@ class WorkerPool:
         """Readings of the boot clock in seconds, without end."""
         self.boot_ms = clock.boot_ms
         self.failures = FailedAttempts(
-            failure_rules, HandlerLog(runner=runner, ordered=ordered), boot_ms=clock.boot_ms
+            failures, HandlerLog(runner=runner, ordered=ordered), boot_ms=clock.boot_ms
         )
         self.idle = IdleWorkers()
         self.offers = PartitionOffers(
@@ -165,10 +165,6 @@ class WorkerPool:
         self._jobs = make_jobs(self)
         for index, worker in enumerate(self.workers):
             worker.task = start_task(self._run(worker), name=f"handler {index}")
-
-    def apply_settings(self, settings: ConsumerSettings) -> None:
-        """Apply new settings for failing messages, which sessions have been told already."""
-        self.failures.rules.apply_settings(settings)
 
     def pause(self, partition_id: int) -> None:
         """Nothing: the session hands out nothing while its partition is paused."""
@@ -436,7 +432,7 @@ class WorkerPool:
         if self._cancels:
             worker.cancel_handler()
         else:
-            failure = self.failures.rules.build_failure(self._timeout_error(), message.attempt)
+            failure = self.failures.records.build_failure(self._timeout_error(), message.attempt)
             message.delivery.report_hang(message, failure, self._timeout_ms)  # type: ignore[union-attr]
             log.warning(
                 "%s has been in a thread for longer than handler_timeout_ms (%d ms); a thread "
@@ -458,10 +454,10 @@ class WorkerPool:
         about once a second.
         """
         now_ms = self.boot_ms()
-        lines, rules = self.failures.lines, self.failures.rules
+        lines, records = self.failures.lines, self.failures.records
         for worker in self.workers:
             if worker.message is not None or worker.checked_message is not None:
-                log_line(check_worker(worker, lines, rules, now_ms))
+                log_line(check_worker(worker, lines, records, now_ms))
         log_line(lines.build_summary(now_ms))
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────

@@ -170,6 +170,8 @@ class MessageFailed(Struct, frozen=True, gc=False):
     """The pause that was asked for."""
     is_asked: bool = False
     """True if another try was asked for, and nothing failed."""
+    holds_key: bool = False
+    """True if later messages of its key wait for it also in a shared group."""
     wanted: int = 0
 
 

@@ -56,6 +56,7 @@ class KeyLanes:
         "busy",
         "columns",
         "extra",
+        "given_back",
         "held_keyless",
         "in_hand",
         "is_ordered",
@@ -101,6 +102,10 @@ class KeyLanes:
         """
         self.not_before_ms: dict[Ref, int] = {}
         """When the next try is due of failed messages that wait for earlier ones of their keys."""
+        self.given_back: dict[bytes, Ref] = {}
+        """In a shared group, the message of a key that its program has given back: later ones wait
+        for it.
+        """
         self.last_failures: dict[Ref, Failure] = {}
         """Why messages are parked as soon as earlier ones of their keys have ended."""
         self._sequence = 0
@@ -251,6 +256,9 @@ class KeyLanes:
     def claim(self, message: Message) -> bool:
         """Make the message's key busy, and return True; if it is, queue the message."""
         key, busy = message.key, self.busy
+        if self.given_back and key in self.given_back:
+            is_itself = self.given_back[key] == (message.partition_id, message.offset)
+            return is_itself or not self.queue_if_busy(message)
         if not key or not self.is_ordered:
             if self.held_keyless is None or key:
                 return True
@@ -287,6 +295,9 @@ class KeyLanes:
     def finish(self, message: Message) -> None:
         """Free the key of a message that has ended; the next one of it comes before all others."""
         key = message.key
+        if self.given_back and self.given_back.get(key) == (message.partition_id, message.offset):
+            del self.given_back[key]
+            self.again.extend(self.busy.pop(key) or ())
         if not key or not self.is_ordered:
             return
         if self.together and self.leave(message):
@@ -321,6 +332,12 @@ class KeyLanes:
             return
         self._sequence += 1
         heapq.heappush(self.retries, Waiting(due_ms, self._sequence, message))
+
+    def hold_key(self, message: Message) -> None:
+        """Let later messages of a key wait for one of a shared group that was given back."""
+        if message.key and message.key not in self.given_back:
+            self.given_back[message.key] = message.partition_id, message.offset
+            self.busy[message.key] = None
 
     def take_due(self, now_ms: int) -> Message | None:
         """Take a failed message whose next try is due; None if there is none."""
@@ -396,6 +413,11 @@ class KeyLanes:
             each for each in self.retries if (each.message.partition_id, each.message.offset) != ref
         ]
         heapq.heapify(self.retries)
+        for key in self.given_back:
+            queue = self.busy[key]
+            kept = [each for each in queue or () if (each.partition_id, each.offset) != ref]
+            discarded += len(queue or ()) - len(kept)
+            self.busy[key] = deque(kept) or None
         return discarded + before - len(self.opened) - len(self.again) - len(self.retries)
 
     def clear(self) -> None:
@@ -403,6 +425,7 @@ class KeyLanes:
         for part in (self.stored, self.opened, self.extra, self.again, self.retries):
             part.clear()
         self.held_keyless = None
+        self.given_back.clear()
         self.not_before_ms.clear()
         self.last_failures.clear()
         self.busy = dict.fromkeys(self.busy)

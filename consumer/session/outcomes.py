@@ -227,6 +227,8 @@ def _wait(
     due_ms = now_ms + pause
     if session.flights.is_shared and is_own(session, message):  # it ends with the time in flight
         due_ms = min(due_ms, session.flights.begin_until_ms.get(message.offset, due_ms))
+        if event.holds_key:
+            session.lanes.hold_key(message)
     session.lanes.wait(message, due_ms)
     session.output.notes.append(FailureOutcome(message, Treatment.AGAIN, due_ms - now_ms, later))
 
@@ -326,6 +328,7 @@ def on_expired(session: PartitionSession, event: MessageExpired, now_ms: int) ->
         session.acks.failing.forget((message.partition_id, offset))
         session.intake.held -= 1
         session.flights.expire(offset)
+        session.lanes.finish(message)
     else:
         pause = set_aside(session, message, treatment, event.failure, now_ms)
     make_ack_due(session, now_ms)

@@ -19,7 +19,6 @@ from keylane.broker.store.store import Store
 from keylane.checker.events import Abandoned, Event, Ranged, Stored
 from keylane.checker.findings import Findings
 from keylane.checker.judge import check_history
-from keylane.consumer.pulling.pull_client import PullClient
 from keylane.consumer.session_shell import SessionShell
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol import endpoints
@@ -622,5 +621,5 @@ def _cut_rings() -> None:
     nothing was collected meanwhile.
     """
     for thing in gc.get_objects(generation=0):
-        if issubclass(type(thing), (Host, PullClient, SessionShell)):
+        if issubclass(type(thing), (Host, SessionShell)):
             vars(thing).clear()

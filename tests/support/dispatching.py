@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any
 
 from keylane.consumer.dispatch.batch import BatchJobs
+from keylane.consumer.dispatch.failing import FailureRecords
 from keylane.consumer.dispatch.handler import MessageJobs
 from keylane.consumer.dispatch.workers import WorkerPool
-from keylane.consumer.handling.failing import FailureRules
 from keylane.consumer.session.events import (
     BatchHandled,
     Event,
@@ -318,8 +318,6 @@ class WorkerStory:
         settings = {"max_records": 8, "handler_backoff": Backoff(first_ms=1, max_ms=1)} | settings
         self.settings = ConsumerSettings(**settings)
         self.crashed: list[BaseException] = []
-        rules = FailureRules(client="c")
-        rules.apply_settings(self.settings)
         self._clock = clock
         self.pool = WorkerPool(
             partial(BatchJobs if batched else MessageJobs, handler),
@@ -328,7 +326,7 @@ class WorkerStory:
             handover_ms=handover_ms,
             clock=clock or SystemClock(),
             on_crash=self.crashed.append,
-            failure_rules=rules,
+            failures=FailureRecords(client="c", wall_ms=lambda: 0),
             handler_timeout_ms=handler_timeout_ms,
             cancels=cancels,
         )

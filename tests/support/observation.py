@@ -17,7 +17,6 @@ from keylane.checker.events import (
     SetAside,
     Started,
 )
-from keylane.consumer.pulling.pull_client import PullClient
 from keylane.consumer.session_shell import SessionShell
 from keylane.protocol.frames import (
     Ack,
@@ -73,10 +72,10 @@ def dropped(message: Message) -> Dropped:
     return Dropped(_client(message).session, message.partition_id, message.offset)
 
 
-def _client(message: Message) -> PullClient | SessionShell:
+def _client(message: Message) -> SessionShell:
     delivery: Any = message.delivery
     client = delivery.client
-    assert isinstance(client, PullClient | SessionShell)
+    assert isinstance(client, SessionShell)
     return client
 
 

@@ -70,7 +70,7 @@ def test_clients_need_no_extra():
         ("pyspark", "import keylane.spark", "spark"),
         (
             "pyarrow",
-            "from keylane.consumer.handling.arrow_batch import check_arrow; check_arrow()",
+            "from keylane.consumer.dispatch.arrow import check_arrow; check_arrow()",
             "arrow",
         ),
         (

@@ -15,7 +15,6 @@ from typing import Any
 
 from keylane.consumer.client import Consumer
 from keylane.consumer.dispatch.workers import WorkerPool
-from keylane.consumer.handling.workers import Workers
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import KeylaneError, RetryRule
@@ -385,10 +384,7 @@ class ConsumerHost(Host):
         if consumer is None or not self.running or self.process.paused:
             return False
         workers = consumer._dispatcher
-        if isinstance(workers, WorkerPool):
-            if not workers.has_jobs:
-                return False
-        elif not isinstance(workers, Workers) or not workers._lanes.has_waiting:
+        if not isinstance(workers, WorkerPool) or not workers.has_jobs:
             return False
         return self.inside < self._settings.concurrency
 

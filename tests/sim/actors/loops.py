@@ -13,10 +13,9 @@ from typing import Any
 
 from keylane.checker.events import SetAside
 from keylane.consumer.client import Consumer
+from keylane.consumer.dispatch.arrow import ArrowBatch
 from keylane.consumer.dispatch.loop import LoopDispatch
-from keylane.consumer.dispatch.workers import WorkerPool
-from keylane.consumer.handling.arrow_batch import ArrowBatch
-from keylane.consumer.handling.stream import Stream
+from keylane.consumer.session.failure import Treatment, decide_treatment
 from keylane.consumer.session_shell import SessionShell
 from keylane.consumer.settings import FailurePolicy
 from keylane.protocol.errors import ClosedError, KeylaneError
@@ -184,10 +183,12 @@ class LoopingHost(ConsumerHost):
         """
         if consumer is None:
             return
-        workers: Any = consumer._dispatcher
-        is_pool = isinstance(workers, WorkerPool)
-        failing = workers.failures.rules if is_pool else workers._failure_rules
-        if failing.is_last_try(message) and not failing.parks(message):
+        shell: Any = _shell_of(message)
+        has_order = bool(message.key) and not message.delivery.is_loose  # type: ignore[union-attr]
+        treatment = decide_treatment(
+            shell.settings, attempt=message.attempt, has_order=has_order, is_asked=False
+        )
+        if treatment in {Treatment.ASIDE, Treatment.DEAD}:
             self._note_alone(message.partition_id, message.fencing_token, message.offset)
 
     def _note_alone(self, partition_id: int, token: int, offset: int) -> None:
@@ -208,19 +209,9 @@ class LoopingHost(ConsumerHost):
             make = assignments._new_client
 
             def made(grant: Any) -> Any:
-                client: Any = make(grant)
-                if isinstance(client, SessionShell):
-                    self._watch_session(client)
-                    return client
-                dead_letter = client.dead_letter
-
-                def buried(message: Message, failure: Any) -> None:
-                    place = message.partition_id, message.fencing_token, message.offset
-                    self._note_alone(*place)
-                    dead_letter(message, failure)
-
-                client.dead_letter = buried
-                return client
+                shell = make(grant)
+                self._watch_session(shell)
+                return shell
 
             assignments._new_client = made  # type: ignore[method-assign]
             return assignments
@@ -357,6 +348,10 @@ class LoopingHost(ConsumerHost):
                     self._handled(group, len(group.messages))
 
 
+def _shell_of(message: Message) -> Any:
+    return message.delivery.client  # type: ignore[union-attr]
+
+
 def _rows(batch: ArrowBatch) -> list[Message]:
     """The rows of a batch, as messages."""
     return [
@@ -368,7 +363,7 @@ def _rows(batch: ArrowBatch) -> list[Message]:
             partition_id=batch.partition_id,
             sent_at_ns=0,
             fencing_token=batch.fencing_token,
-            delivery=batch._client,
+            delivery=batch._shell,
         )
         for row in batch.record_batch.select(["offset", "key", "value"]).to_pylist()
     ]
@@ -377,12 +372,11 @@ def _rows(batch: ArrowBatch) -> list[Message]:
 def has_opened(host: ConsumerHost) -> bool:
     """True while a loop has opened messages that it did not hand out, and none is paused."""
     dispatch = host.consumer._dispatcher if host.consumer is not None else None
-    if isinstance(dispatch, LoopDispatch):
-        shells = list(dispatch._shells)
-        return not any(shell.paused for shell in shells) and any(
-            shell.state.lanes.opened for shell in shells
-        )
-    return isinstance(dispatch, Stream) and bool(dispatch._waiting) and not dispatch._paused
+    if not isinstance(dispatch, LoopDispatch):
+        return False
+    shells = list(dispatch._shells)
+    has_any = any(shell.state.lanes.opened for shell in shells)
+    return has_any and not any(shell.paused for shell in shells)
 
 
 LOOPS: dict[str, Callable[[LoopingHost, Consumer], Coroutine[Any, Any, None]]] = {

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass
 from typing import Any
 
-from ...protocol.backoff import Backoff
 from ...protocol.message import Message
 from ..delivery.filter import MessageFilter
 from .handlers import Handler, is_async
-
-
-@dataclass(frozen=True, slots=True)
-class Filtering:
-    """The filter of a consumer without a handler, and the backoff between attempts when the filter
-    raises.
-    """
-
-    message_filter: MessageFilter
-    backoff: Backoff
-    rng: random.Random
 
 
 def filtered(handler: Handler[Any], message_filter: MessageFilter) -> Handler[Any]:

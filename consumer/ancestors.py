@@ -1,8 +1,6 @@
-"""Adopts the parked messages of a partition's parents, and notifies ancestors whose messages are no
-longer needed.
+"""Adopts the parked messages of a partition's parents.
 
-    begin ─▶ AdoptParked, page by page ─▶ Adopt ─▶ the last page: adopted
-    no message of an ancestor is parked ─▶ ReleaseParked ─▶ the ancestor is notified
+Acquired ─▶ AdoptParked, page by page ─▶ Adopt ─▶ the last page: adopted
 
 Invariants
     A child pulls nothing before it has adopted the parked messages of its range from each parent.
@@ -14,47 +12,65 @@ Invariants
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
-from ...protocol.control import Grant
-from ...protocol.errors import (
-    FencedError,
-    KeylaneError,
-    UnreachableError,
-)
-from ...protocol.frames import Acquired, AdoptParked, ParkedToAdopt, ReleaseParked
-from ...protocol.parked import Adopt, AncestorNotified, decode_adopted
-from ...protocol.routing import Partition, PartitionState
-from .context import ParkContext
-from .park_sender import ParkSender
+from ..protocol.control import Grant
+from ..protocol.errors import UnreachableError
+from ..protocol.frames import Acquired, AdoptParked, ParkedToAdopt
+from ..protocol.parked import Adopt, RequestedChange, decode_adopted
+from ..protocol.routing import Partition, PartitionState
+from ..rpc.client import BrokerClient
+from .shell_owner import ShellOwner
 
 log = logging.getLogger("keylane.consumer")
 
 
+class AdoptingContext(Protocol):
+    """What adopting needs of the reads of a partition."""
+
+    grant: Grant
+
+    @property
+    def lease(self) -> tuple[int, str, str, int]:
+        """The partition id, group, session and token, as in requests."""
+        ...
+
+    @property
+    def log_name(self) -> str:
+        """The subject, partition and group, for log lines."""
+        ...
+
+    @property
+    def owner(self) -> ShellOwner:
+        """The consumer, which asks the metaserver."""
+        ...
+
+    def broker_at(self, address: str) -> BrokerClient:
+        """Return the client of a broker."""
+        ...
+
+    async def send_now(self, changes: Iterable[RequestedChange]) -> int:
+        """Have the broker store changes, and return its version. Raises KeylaneError."""
+        ...
+
+
 class Ancestors:
     """
-    Tracks the ancestors that keep parked messages for one partition.
+    The parents whose parked messages one partition adopts.
 
     Args:
-        refresh: lists the parked keys, and updates `unneeded_ancestors`.
+        context: what knows the lease, and calls brokers.
     """
 
-    def __init__(
-        self, context: ParkContext, sender: ParkSender, refresh: Callable[[], Awaitable[object]]
-    ) -> None:
-        self.unneeded_ancestors: tuple[int, ...] = ()
-        """The ancestors that keep messages for the group, of which none is parked any more."""
+    def __init__(self, context: AdoptingContext) -> None:
         self._context = context
-        self._sender = sender
-        self._refresh = refresh
         self._called: set[int] = set()
         """The parents that were called at the address given in the grant."""
         self._lost: set[int] = set()
         """The parents whose loss was accepted."""
         self._adopted = False
-        self._notify_task: asyncio.Task[None] | None = None
 
     async def adopt_all(self, answer: Acquired) -> int:
         """Adopt the parked messages of all parents that have not been adopted yet. Return the
@@ -101,7 +117,7 @@ class Ancestors:
                 context.log_name,
                 parent_id,
             )
-            return await self._sender.send_now([Adopt(parent_id, (), True)])
+            return await self._context.send_now([Adopt(parent_id, (), True)])
         broker, partition = context.broker_at(address), context.grant.partition
         pending = list(ranges) or [(partition.range_start, partition.range_end)]
         version, first_row, message_count = 0, 0, 0
@@ -115,7 +131,7 @@ class Ancestors:
             if answer.following is None:
                 pending.pop(0)
             adopt = Adopt(parent_id, keys, not pending, answer.sources)
-            version = await self._sender.send_now([adopt])
+            version = await self._context.send_now([adopt])
         if message_count:
             log.info(
                 "%s adopts %d parked messages of parent partition %d",
@@ -148,40 +164,3 @@ class Ancestors:
                 f"group, is down"
             )
         return None
-
-    def notify_unneeded_ancestors(self) -> None:
-        """Start to notify ancestors that none of their messages is parked any more; the next call
-        retries after failures.
-        """
-        if self._context.grant.partition.parents and self._notify_task is None:
-            self._notify_task = self._context.spawn(self._notify, "release")
-
-    async def _notify(self) -> None:
-        context = self._context
-        partition = context.grant.partition
-        try:
-            await self._refresh()
-            for source in self.unneeded_ancestors:
-                address = await self.address_of(source)
-                if address is not None:
-                    _, group, _, token = context.lease
-                    request = ReleaseParked(
-                        source, group, partition.range_start, partition.range_end, token
-                    )
-                    try:
-                        await context.broker_at(address).call(request)
-                    except FencedError as error:  # the lease of this partition is not affected
-                        log.info(
-                            "%s: cannot release parked messages of partition %d: %s",
-                            context.log_name,
-                            source,
-                            error.message,
-                        )
-                        continue
-                await self._sender.send_now([AncestorNotified(source)])
-        except FencedError:
-            raise
-        except KeylaneError as error:
-            log.info("%s: cannot handle parked messages: %s", context.log_name, error.message)
-        finally:
-            self._notify_task = None

@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 from ...protocol.message import Message
 from ...protocol.parked import HANGS_MS
 from ...protocol.text import counted
-from .batch import Batch
-from .failing import FailureRules
+from .failing import FailureRecords
 from .handler_log import HandlerLog, LogLine
 
 _IGNORED_EXIT = "coroutine ignored GeneratorExit"
@@ -60,13 +58,6 @@ class WorkerTask:
         track messages.
         """
         self.checked_message = self.timed_out_message = self.timeout_check = None
-
-    def clear_message(self) -> None:
-        """Drop the message of a worker that has ended, so that no hand-over waits for it."""
-        message = self.message
-        self.message = None
-        if message is not None:
-            message.delivery.discard_in_flight(1)  # type: ignore[union-attr]
 
     def cancel_handler(self) -> None:
         """Request the cancellation of the running handler."""
@@ -124,14 +115,6 @@ class IdleWorkers:
                 waiter.set_result(None)
                 return
 
-    def wake_all(self) -> None:
-        """Wake every idle worker."""
-        waiting = self.waiting
-        self.waiting = {}
-        for waiter in waiting:
-            if not waiter.done():
-                waiter.set_result(None)
-
     async def wait(self) -> None:
         """Wait until this worker is woken."""
         waiter = asyncio.get_running_loop().create_future()
@@ -165,7 +148,7 @@ def current_task() -> asyncio.Task[object] | None:
 
 
 def check_worker(
-    worker: WorkerTask, handler_log: HandlerLog, failure_rules: FailureRules, now_ms: int
+    worker: WorkerTask, handler_log: HandlerLog, records: FailureRecords, now_ms: int
 ) -> LogLine | None:
     """Return the log line that is due for a worker's handler, and report a hanging handler to the
     broker.
@@ -178,7 +161,7 @@ def check_worker(
     ):
         running_ms = now_ms - worker.checked_since_ms
         if running_ms >= HANGS_MS:
-            failure = failure_rules.build_hang_failure(_describe_hang(worker), message.attempt)
+            failure = records.build_hang_failure(_describe_hang(worker), message.attempt)
             message.delivery.report_hang(message, failure, running_ms)  # type: ignore[union-attr]
         return handler_log.record_running(message, worker.checked_since_ms, now_ms)
     worker.checked_message = message
@@ -188,7 +171,8 @@ def check_worker(
 
 
 def _describe_hang(worker: WorkerTask) -> str:
-    batch: Any = worker.message if worker.messages is None else worker.messages
-    if not isinstance(batch, Batch | list):
+    if worker.messages is None:
         return "its handler has not returned"
-    return f"the handler of its batch of {counted(len(batch), 'message')} has not returned"
+    return (
+        f"the handler of its batch of {counted(len(worker.messages), 'message')} has not returned"
+    )

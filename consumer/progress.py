@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import islice
 
-from ...protocol.record import Header
+from ..protocol.record import Header
 
 TIMES_MAX = 1_000
 """The maximum number of times kept for unacked batches; beyond it, several batches share one."""
