@@ -448,6 +448,8 @@ class LoopDispatch:
                 "batches"
             )
         self.by_column = True
+        self._offers.clear()  # other sessions take the place of these
+        self._shells.clear()
 
     async def take_arrow(self) -> ArrowBatch:
         """Return the next batch as Arrow columns. Raises the same errors as `next`."""

@@ -85,6 +85,8 @@ class PartitionOffers:
     def add(self, shell: OfferingShell) -> None:
         """Note that a worker that asks this partition may get something."""
         self._without_worker.pop(shell, None)  # an ack may have freed one
+        if self._held.get(shell) and _has_first_tries(shell):
+            del self._held[shell]
         if shell in self._held:
             self._held[shell] = True
         elif shell not in self.ready:
@@ -193,3 +195,9 @@ class PartitionOffers:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _has_first_tries(shell: OfferingShell) -> bool:
+    """Return True if a partition has something else than failed messages that are due."""
+    lanes = shell.state.lanes
+    return bool(lanes.again or lanes.opened or lanes.stored or lanes.extra)

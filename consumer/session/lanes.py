@@ -135,9 +135,12 @@ class KeyLanes:
 
     @property
     def count_retrying(self) -> int:
-        """The number of failed messages that wait for their next try."""
+        """The number of failed messages that wait for their next try, and, in a shared group, of
+        those that wait for them.
+        """
         batches = () if self.batches is None else self.batches.waiting
-        return len(self.retries) + sum(len(waiting.batch.messages) for waiting in batches)
+        behind = sum(len(self.busy[key] or ()) for key in self.given_back)
+        return len(self.retries) + behind + sum(len(each.batch.messages) for each in batches)
 
     def has_in_hand(self, ref: Ref) -> bool:
         """Return True if a worker has the message, alone or as the first one of a batch."""

@@ -5,7 +5,6 @@ virtual time.
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +17,7 @@ from keylane.consumer.dispatch.workers import WorkerPool
 from keylane.consumer.session.events import (
     BatchHandled,
     Event,
+    FlightsPulled,
     KeysListed,
     LeaseGranted,
     MessageHangs,
@@ -26,9 +26,11 @@ from keylane.consumer.session.events import (
     Paused,
     Pulled,
     ReleaseAllowed,
+    RunEnded,
     Stopped,
     Tick,
     WindowRead,
+    WorkersFree,
 )
 from keylane.consumer.session.ready import (
     CancelHandlers,
@@ -43,21 +45,24 @@ from keylane.consumer.session.step import step
 from keylane.consumer.session.tenure import NEVER
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
-from keylane.protocol.clock import Clock, SystemClock
+from keylane.protocol.clock import Clock, SystemClock, deadline_seconds
 from keylane.protocol.frames import (
     Ack,
     Acked,
     Acquire,
     Acquired,
+    AcquireShared,
     ListParked,
     ParkedChanged,
     Pull,
+    PullShared,
     Release,
     Released,
 )
 from keylane.protocol.message import Message
 from keylane.protocol.offsets import AckedOffsets
 from keylane.protocol.parked import Failure, Park, ParkedKeyRow, ParkState
+from keylane.protocol.routing import ConsumeStrategy
 
 TOKEN = 5
 LEASE_MS = 600_000
@@ -72,15 +77,17 @@ class GivenBatch:
     def __init__(self, delivery: Any, keys: tuple[bytes, ...], start: int) -> None:
         self.start = start
         self.end = start + len(keys)
-        self._delivery = delivery
-        self._keys = keys
+        self.size = 100 * len(keys)
+        self.is_opened = False
+        partition_id = delivery.partition_id
+        self.messages = [
+            Message("s", key, b"", start + index, partition_id, TOKEN, delivery=delivery)
+            for index, key in enumerate(keys)
+        ]
 
     def open(self) -> list[Message]:
-        partition_id = self._delivery.partition_id
-        return [
-            Message("s", key, b"", self.start + index, partition_id, TOKEN, delivery=self._delivery)
-            for index, key in enumerate(self._keys)
-        ]
+        self.is_opened = True
+        return self.messages
 
 
 class RedrivenDelivery:
@@ -121,7 +128,7 @@ class SteppedShell:
         self.partition_id = self.leased_id = partition_id
         self.group = GROUP
         self.client = self
-        self.is_shared = False
+        self.is_shared = settings.consume_strategy is ConsumeStrategy.SHARED
         self.begin_until_s = 0.0
         self.handled: list[Message] = []
         self.ended: list[int] = []
@@ -136,6 +143,8 @@ class SteppedShell:
         """What an operator has redriven, and was not read yet."""
         self._version = 0
         self._pool = pool
+        if self.is_shared:
+            pool.on_idle = self._on_idle
         self._attempts = attempts
         self._answers_acks = answers_acks
         self._unanswered: list[Ack] = []
@@ -147,6 +156,12 @@ class SteppedShell:
         self._arrived: list[GivenBatch] = []
         """What was not pulled yet."""
         self._is_pulling = False
+        self._left_out: list[tuple[int, int]] = []
+        """Offsets without a wanted tag."""
+        self._given_to = 0
+        """The offset after what a shared group's session was given last."""
+        self._wanted = 0
+        """How many messages a shared group's session has asked for."""
         lease = (partition_id, GROUP, "session", TOKEN)
         self.state = PartitionSession(
             lease, settings, random.Random(1), in_batches=pool.in_batches, has_callbacks=True
@@ -157,16 +172,36 @@ class SteppedShell:
     def feed(self, event: Event) -> None:
         messages = self.ask(event)
         may_begin = self.state.tenure.may_hand_out(self._boot_ms())
-        self.begin_until_s = math.inf if may_begin else 0.0
+        until_ns = self.state.tenure.until_ms * 1_000_000
+        self.begin_until_s = deadline_seconds(until_ns) if may_begin else 0.0
         if messages:
             self._pool.hand_out(self, messages)
 
     def has_expired(self, message: Message) -> bool:
-        return False
+        until_ms = self.state.flights.begin_until_ms.get(message.offset, NEVER)
+        return self._boot_ms() >= until_ms
+
+    def _tell_free(self, arriving: int) -> None:
+        free = self._pool.count_spare(self) - arriving
+        if free != self.state.flights.pull_size.free:
+            self.ask(WorkersFree(free))
+
+    def _on_idle(self) -> None:
+        self.wake()
+
+    def wake(self) -> None:
+        if not self.state.calls.pull.is_in_flight:
+            self._tell_free(0)
 
     def ask(self, event: Event) -> list[Message]:
         if isinstance(event, MessagesHandled | BatchHandled):
             self.ended += [message.offset for message in event.messages]
+        elif isinstance(event, RunEnded):
+            self.ended += [message.offset for message in self.state.lanes.run[: event.done]]
+        if self.is_shared and isinstance(event, FlightsPulled):
+            self._tell_free(sum(end - start for start, end in event.ranges))
+        elif self.is_shared and not isinstance(event, WorkersFree):
+            self.wake()
         ready = step(self.state, event, self._boot_ms())
         for note in ready.notes:
             if isinstance(note, FailureOutcome):
@@ -211,7 +246,7 @@ class SteppedShell:
 
     # ── as the broker ─────────────────────────────────────────────────────────────────────────────
     def _answer(self, request: Request) -> None:
-        if isinstance(request, Acquire):
+        if isinstance(request, Acquire | AcquireShared):
             self.feed(Acquired(0, (), 0, False, self._attempts))
         elif isinstance(request, Ack):
             self._unanswered.append(request)
@@ -220,6 +255,9 @@ class SteppedShell:
         elif isinstance(request, Pull):
             self._is_pulling = True
             self._answer_pull()
+        elif isinstance(request, PullShared):
+            self._wanted = request.count_max
+            self._answer_shared()
         elif isinstance(request, SendChanges):
             self._note_changes(request)
             self.feed(ParkedChanged(1))
@@ -238,7 +276,22 @@ class SteppedShell:
         if self._is_pulling and self._arrived:
             self._is_pulling = False
             arrived, self._arrived = self._arrived, []
-            self.feed(Pulled(arrived, self._end, self._end))
+            left_out, self._left_out = tuple(self._left_out), []
+            self.feed(Pulled(arrived, self._end, self._end, left_out=left_out))
+
+    def _answer_shared(self) -> None:
+        """Hand over as many messages as were asked for."""
+        if not (self._wanted and self._arrived):
+            return
+        batch = self._arrived[0]
+        start = max(batch.start, self._given_to)
+        end = min(batch.end, start + self._wanted)
+        self._given_to = end
+        if end == batch.end:
+            self._arrived.pop(0)
+        self._wanted = 0
+        given = FlightsPulled([batch], ((start, end),), self._boot_ms(), 0, self._end)
+        self.feed(given)
 
     def answer_acks(self) -> None:
         """Answer the acks that wait for it."""
@@ -256,11 +309,29 @@ class SteppedShell:
                 self.set_aside.append((how, offsets[0], offsets[1:], change.failure))
 
     # ── what a test does ──────────────────────────────────────────────────────────────────────────
-    def give(self, *keys: bytes) -> None:
-        """Have a message of each key arrive."""
-        self._end += len(keys)
-        self._arrived.append(GivenBatch(self, keys, self._end - len(keys)))
-        self._answer_pull()
+    def give(self, *keys: bytes, start: int | None = None) -> list[Message]:
+        """Have a message of each key arrive, and return them."""
+        return self.give_batch(*keys, start=start).messages
+
+    def give_batch(self, *keys: bytes, start: int | None = None) -> GivenBatch:
+        """Have a message of each key arrive in a batch, which is opened later."""
+        start = self._end if start is None else start
+        if start > self._end:
+            self._left_out.append((self._end, start))
+        self._end = start + len(keys)
+        batch = GivenBatch(self, keys, start)
+        self._arrived.append(batch)
+        if self.is_shared:
+            self._answer_shared()
+        else:
+            self._answer_pull()
+        return batch
+
+    def lapse(self) -> None:
+        """End the lease."""
+        self.state.tenure.until_ms = self._boot_ms()
+        self.begin_until_s = 0.0
+        asyncio.get_running_loop().call_soon(self._tick)
 
     def redrive(self, key: bytes, *offsets: int, partition_id: int, is_loose: bool = False) -> None:
         """Have an operator redrive messages that a partition stores."""
@@ -290,7 +361,9 @@ class SteppedShell:
     @property
     def held(self) -> int:
         """The number of messages that have arrived and have not ended."""
-        return self.state.intake.held
+        given_to = self._given_to if self.is_shared else 0
+        waiting = sum(batch.end - max(batch.start, given_to) for batch in self._arrived)
+        return self.state.intake.held + waiting
 
 
 class WorkerStory:

@@ -1,22 +1,29 @@
-"""Workers with a pull client that only counts, in real or in virtual time."""
+"""Workers with partitions of which a test gives messages, in real or in virtual time."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
-from keylane.consumer.handling.workers import Handler, Workers
-from keylane.consumer.pulling.messages_in_flight import MessagesInFlight
+from keylane.consumer.dispatch.batch import BatchJobs
+from keylane.consumer.dispatch.failing import FailureRecords
+from keylane.consumer.dispatch.handler import MessageJobs
+from keylane.consumer.dispatch.workers import WorkerPool
+from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
-from keylane.protocol.clock import Clock, SystemClock, deadline_seconds
+from keylane.protocol.clock import Clock, SystemClock
 from keylane.protocol.message import Message
 from keylane.protocol.parked import Failure
 from keylane.testing.machines.loop import SimLoop
 from keylane.testing.machines.machine import Machine
+from support.dispatching import GivenBatch, SteppedShell
 
 T = TypeVar("T")
+_SETTINGS: WeakKeyDictionary[WorkerPool, tuple[ConsumerSettings, Clock]] = WeakKeyDictionary()
 
 
 class Crash(BaseException):
@@ -24,94 +31,65 @@ class Crash(BaseException):
 
 
 class Client:
-    """The members of a pull client that workers use."""
+    """A partition, which is granted when it gets its first messages."""
 
-    def __init__(self, partition_id: int = 1, *, retrying_max: int = 0) -> None:
-        self.partition_id = self.leased_id = partition_id
-        self.group = ""
-        self.deadline_ns = 2**62
-        self.left_ms = 60_000
-        self.client = self
-        self.handled: list[int] = []
-        self.in_flight = MessagesInFlight(retrying_max=retrying_max)
-        self.set_aside: list[tuple[str, int, list[int], Failure]] = []
-        self.hanging: list[tuple[int, str, int, int]] = []
-        """(offset, what, failed tries, milliseconds), as told."""
-        self.is_loose = self.is_apart = False
+    def __init__(self, partition_id: int = 1) -> None:
+        self.partition_id = partition_id
+        self.shell: Any = None
 
-    def has_handed_out(self, message: Message) -> bool:
-        """True if the message is of this client."""
-        return message.delivery is self
+    def of(self, workers: WorkerPool) -> SteppedShell:
+        """Return the shell of the partition."""
+        if self.shell is None:
+            settings, clock = _SETTINGS[workers]
+            self.shell = SteppedShell(
+                workers, settings, partition_id=self.partition_id, clock=clock
+            )
+        shell: SteppedShell = self.shell
+        return shell
 
-    sealed = False
-    reports_runs = True
+    def give(self, workers: WorkerPool, *keys: bytes, start: int | None = None) -> list[Message]:
+        """Hand out a message of each key."""
+        return self.of(workers).give(*keys, start=start)
+
+    def give_batch(self, workers: WorkerPool, *keys: bytes, start: int | None = None) -> GivenBatch:
+        """Hand out a batch with a message of each key."""
+        return self.of(workers).give_batch(*keys, start=start)
 
     @property
-    def deadline_s(self) -> float:
-        return deadline_seconds(self.deadline_ns)
+    def handled(self) -> list[int]:
+        """The offsets of handled messages, in the order in which they were reported."""
+        return [] if self.shell is None else self.shell.ended
 
-    def report_failure(self, message: Message, failure: Failure) -> None:
-        """Take a failed try."""
+    @property
+    def hanging(self) -> list[tuple[int, str, int, int]]:
+        """(offset, what, failed tries, milliseconds), as told."""
+        told: list[tuple[int, str, int, int]] = self.shell.hanging
+        return told
 
-    def report_hang(self, message: Message, why: Failure, running_ms: int) -> None:
-        self.hanging.append((message.offset, why.text, why.attempts, running_ms))
+    @property
+    def set_aside(self) -> list[tuple[str, int, list[int], Failure]]:
+        """How, the offset that failed, those behind it, and why."""
+        aside: list[tuple[str, int, list[int], Failure]] = self.shell.set_aside
+        return aside
 
-    def is_delivered(self, message: Message) -> bool:
-        """True if a program has the message."""
-        return message.offset not in self.handled
-
-    def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
-        behind = [each.offset for each in waiting]
-        self.set_aside.append(("parked", message.offset, behind, failure))
-        self.in_flight.remove(1 + len(waiting))
-
-    def dead_letter(self, message: Message, failure: Failure) -> None:
-        self.set_aside.append(("buried", message.offset, [], failure))
-        self.in_flight.remove(1)
-
-    def retry(self, message: Message, failure: Failure, _pause_ms: int) -> None:
-        self.set_aside.append(("retried", message.offset, [], failure))
-        self.in_flight.remove(1)
-
-    def mark_handled(self, offset: int) -> None:
-        self.handled.append(offset)
-        self.in_flight.remove(1)
-
-    def mark_all_handled(self, messages: list[Message]) -> None:
-        self.handled += [message.offset for message in messages]
-        self.in_flight.remove(len(messages))
-
-    def discard_in_flight(self, count: int) -> None:
-        self.in_flight.remove(count)
-
-    def add_retrying(self, count: int) -> None:
-        self.in_flight.add_retrying(count)
-
-    async def wait_handled(self) -> None:
-        await self.in_flight.wait_until_empty()
+    @property
+    def held(self) -> int:
+        """The number of messages that have arrived and have not ended."""
+        return 0 if self.shell is None else self.shell.held
 
     def lose(self) -> None:
         """End the lease."""
-        self.deadline_ns = 0
+        self.shell.lapse()
 
-    def messages(self, *keys: bytes, start: int = 0) -> list[Message]:
-        """A message of each key, offsets from `start` on."""
-        return [
-            Message("s", key, b"", start + index, self.partition_id, 0, delivery=self)
-            for index, key in enumerate(keys)
-        ]
-
-    def give(self, workers: Workers, *keys: bytes, start: int = 0) -> list[Message]:
-        """Hand out a message of each key."""
-        messages = self.messages(*keys, start=start)
-        self.in_flight.count += len(messages)
-        workers.put(messages)
-        return messages
+    async def hand_over(self, *, grace_ms: int = 0) -> None:
+        """Hand the partition over: its handlers end first."""
+        await self.shell.hand_over(grace_ms=grace_ms)
 
 
 def workers_of(
-    handler: Handler,
+    handler: Callable[[Any], Any],
     *,
+    batched: bool = False,
     crashed: list[BaseException] | None = None,
     concurrency: int = 1,
     clock: Clock | None = None,
@@ -121,20 +99,28 @@ def workers_of(
     ordered: bool = True,
     handler_timeout_ms: int = 0,
     cancels: bool = True,
-) -> Workers:
+    **settings: Any,
+) -> WorkerPool:
     """Workers that try again after `first_ms`."""
-    return Workers(
-        handler,
+    clock = clock or SystemClock()
+    pool = WorkerPool(
+        partial(BatchJobs if batched else MessageJobs, handler),
+        runner="handler of batches" if batched else "handler",
         concurrency=concurrency,
         handover_ms=handover_ms,
-        backoff=Backoff(first_ms=first_ms, max_ms=max_ms),
-        clock=clock or SystemClock(),
-        rng=random.Random(1),
+        clock=clock,
         on_crash=(crashed if crashed is not None else []).append,
-        ordered=ordered,
+        failures=FailureRecords(client="c", wall_ms=clock.wall_ms),
         handler_timeout_ms=handler_timeout_ms,
         cancels=cancels,
+        ordered=ordered,
     )
+    settings |= {
+        "handler_backoff": Backoff(first_ms=first_ms, max_ms=max_ms),
+        "consume_strategy": "exclusive" if ordered else "shared",
+    }
+    _SETTINGS[pool] = ConsumerSettings(**settings), clock
+    return pool
 
 
 def in_virtual_time(story: Coroutine[Any, Any, T], loop: SimLoop) -> T:

@@ -21,7 +21,7 @@ from keylane import (
     Message,
     Producer,
 )
-from keylane.consumer.handling import workers
+from keylane.consumer.dispatch import workers
 from support.cluster import Cluster, eventually
 
 

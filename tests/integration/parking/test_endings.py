@@ -241,7 +241,7 @@ async def test_no_key_is_parked_when_its_handler_has_no_thread(
     async with asyncio.timeout(60), Producer(shared_cluster.meta) as producer:
         await send(producer, subject, b"last", 0)
         with monkeypatch.context() as patch:
-            patch.setattr("keylane.consumer.handling.threads.SimpleQueue", QueueOfGreenlets)
+            patch.setattr("keylane.consumer.dispatch.threads.SimpleQueue", QueueOfGreenlets)
             for _ in range(3):
                 with pytest.raises(ConfigError, match="patch both threads and queues"):
                     await run_thread(given, tried, Crash)

@@ -11,7 +11,7 @@ import pytest
 
 from keylane.consumer import ConsumerSettings
 from keylane.consumer.prefetch_budget import MESSAGE_BYTES, BudgetShare, PrefetchBudget
-from keylane.consumer.pulling.pull_client import PullClient
+from keylane.consumer.pull_client import PullClient
 from keylane.protocol.errors import NotSentError
 from keylane.protocol.frames import Pull
 from support.cluster import eventually

@@ -31,7 +31,7 @@ from keylane import (
 )
 from keylane.admin import Admin
 from keylane.cli.main import app
-from keylane.consumer.handling.workers import Workers
+from keylane.consumer.dispatch.workers import WorkerPool
 from keylane.errors import ConfigError, InvalidRequestError, Reason, StoryError
 from keylane.outbox import Outbox, create_tables
 from keylane.protocol.address import parse_address
@@ -436,12 +436,12 @@ def test_idle_consumer_checks_its_leases_a_few_times_in_a_ttl():
             await asyncio.sleep(30)
             return idle, looks - idle
 
-    def look(_workers: Workers) -> None:
+    def look(_workers: WorkerPool) -> None:
         nonlocal looks
         looks += 1
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Workers, "check_long_running", look)
+        patch.setattr(WorkerPool, "check_long_running", look)
         idle, busy = testing.run(story)
     assert 15 <= idle <= 25, "each 3 s of a ttl of 30 s"
     assert busy >= 27, "each second"

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from keylane.consumer.handling.lanes import RUN_MIN, Lanes
-from keylane.consumer.handling.worker_task import IdleWorkers, WorkerTask
-from keylane.consumer.handling.workers import MESSAGES_PER_TURN
+from keylane.consumer.dispatch.handler import MESSAGES_PER_TURN
+from keylane.consumer.dispatch.worker_task import IdleWorkers
+from keylane.consumer.session.events import LeaseGranted
 from keylane.protocol.message import Message
 from sim.machines.clock import ManualClock
 from support.cluster import eventually
@@ -28,11 +28,11 @@ async def test_messages_before_one_that_waits_are_told_at_once():
     workers = workers_of(handle, concurrency=2)
     client.give(workers, b"a", b"b", b"c", b"c", b"d")
     await eventually(lambda: started == [0, 1, 2, 4])
-    await eventually(lambda: client.in_flight.count == 2)
+    await eventually(lambda: client.held == 2)
     assert client.handled == [0, 1, 4]
     going.set()
     await eventually(lambda: client.handled == [0, 1, 4, 2, 3])
-    assert client.in_flight.count == 0
+    assert client.held == 0
     await workers.close()
 
 
@@ -46,7 +46,7 @@ async def test_messages_of_several_turns_are_each_told_once(count: int):
 
     workers = workers_of(handle, concurrency=4)
     client.give(workers, *[b"k"] * count)
-    await eventually(lambda: client.in_flight.count == 0)
+    await eventually(lambda: client.held == 0)
     assert client.handled == list(range(count))
     await workers.close()
 
@@ -66,10 +66,10 @@ async def test_failed_message_blocks_its_key_and_those_before_it_are_told():
     workers = workers_of(handle)
     client.give(workers, b"a", b"a", b"a", b"b")
     other.give(workers, b"a", b"c")
-    await eventually(lambda: client.in_flight.count + other.in_flight.count == 0)
+    await eventually(lambda: client.held + other.held == 0)
     assert sorted(client.handled) == [0, 1, 2, 3]
     assert client.handled.index(1) < client.handled.index(2)
-    assert other.handled == [1, 0]
+    assert sorted(other.handled) == [0, 1]
     await workers.close()
 
 
@@ -79,7 +79,7 @@ async def test_handler_that_pauses_its_partition_loses_no_message():
 
     async def handle(message: Message) -> None:
         if message.partition_id == 1 and message.offset == 1:
-            workers.pause(1)
+            client.shell.pause()
             await asyncio.sleep(0)
 
     workers = workers_of(handle)
@@ -87,9 +87,9 @@ async def test_handler_that_pauses_its_partition_loses_no_message():
     other.give(workers, b"d", b"e")
     await eventually(lambda: other.handled == [0, 1])
     assert client.handled == [0, 1]
-    workers.resume(1)
+    client.shell.resume()
     await eventually(lambda: client.handled == [0, 1, 2])
-    assert client.in_flight.count == other.in_flight.count == 0
+    assert client.held == other.held == 0
     await workers.close()
 
 
@@ -103,68 +103,49 @@ async def test_lease_that_ends_during_a_turn_starts_no_further_handler():
 
     workers = workers_of(handle)
     client.give(workers, b"a", b"b", b"a", b"c")
-    await eventually(lambda: client.in_flight.count == 0)
+    await eventually(lambda: client.held == 0)
     assert client.handled == [0, 1]
     await workers.close()
-
-
-class BatchOf:
-    """A client's batch that records when it is opened."""
-
-    has_only_first_attempts = True
-
-    def __init__(self, client: Client, opened: list[int], *keys: bytes, start: int) -> None:
-        self.client, self.count = client, len(keys)
-        self._messages = client.messages(*keys, start=start)
-        self._opened = opened
-        client.in_flight.count += len(keys)
-
-    def messages(self) -> list[Message]:
-        self._opened.append(self._messages[0].offset)
-        return self._messages
 
 
 async def test_batch_is_opened_when_what_came_before_it_was_handled():
     """Its messages count as in flight from the start."""
     client, going = Client(), asyncio.Event()
-    opened: list[int] = []
 
     async def handle(message: Message) -> None:
         if message.offset == 1:
             await going.wait()
 
     workers = workers_of(handle)
-    for start in (0, 2, 4):
-        workers.put_batch(BatchOf(client, opened, b"a", b"b", start=start))
+    batches = [client.give_batch(workers, *[b"a", b"b"] * 600) for _ in range(3)]
     await eventually(lambda: client.handled == [0])
-    assert opened == [0]
-    assert client.in_flight.count == 5
+    assert [batch.is_opened for batch in batches] == [True, False, False]
+    assert client.held == 3_599
     going.set()
-    await eventually(lambda: client.in_flight.count == 0)
-    assert client.handled == list(range(6))
+    await eventually(lambda: client.held == 0)
+    assert client.handled == list(range(3_600))
     await workers.close()
 
 
 async def test_batches_that_were_not_opened_are_forgotten_at_a_hand_over():
     client, other, going = Client(1), Client(2), asyncio.Event()
-    opened: list[int] = []
 
     async def handle(message: Message) -> None:
         if message.partition_id == 1:
             await going.wait()
 
     workers = workers_of(handle)
-    workers.put_batch(BatchOf(client, opened, b"a", b"b", start=0))
-    workers.put_batch(BatchOf(client, opened, b"a", b"b", start=2))
-    workers.put_batch(BatchOf(other, opened, b"c", start=9))
-    await eventually(lambda: opened == [0])
-    ending = asyncio.create_task(workers.quiesce(client))
+    first = client.give_batch(workers, *[b"a", b"b"] * 600)
+    second = client.give_batch(workers, b"a", b"b")
+    await eventually(lambda: first.is_opened)
+    other.give_batch(workers, b"c", start=9)
+    ending = asyncio.create_task(client.hand_over(grace_ms=60_000))
     await asyncio.sleep(0)
     going.set()
     await ending
     await eventually(lambda: other.handled == [9])
-    assert 2 not in opened
-    assert client.in_flight.count == 0
+    assert not second.is_opened
+    assert client.held == 0
     await workers.close()
 
 
@@ -180,7 +161,7 @@ async def test_messages_of_a_key_that_waits_for_its_next_try_are_passed_over_by_
 
     workers = workers_of(handle, first_ms=20, max_ms=20)
     client.give(workers, b"a", b"bad", b"b", b"bad", b"a", b"bad", b"c")
-    await eventually(lambda: client.in_flight.count == 0)
+    await eventually(lambda: client.held == 0)
     assert tried == [0, 1, 2, 4, 6, 1, 1, 3, 5]
     assert sorted(client.handled) == list(range(7))
     await workers.close()
@@ -190,7 +171,6 @@ async def test_messages_of_a_key_that_waits_for_its_next_try_are_passed_over_by_
 async def test_handler_that_blocks_past_the_lease_is_the_last_one(blocking_ms: int):
     """However quick the earlier handlers of the run were."""
     client, clock = Client(), ManualClock()
-    client.deadline_ns = clock.boot_ns() + 1_000_000
     started: list[int] = []
 
     async def handle(message: Message) -> None:
@@ -199,8 +179,9 @@ async def test_handler_that_blocks_past_the_lease_is_the_last_one(blocking_ms: i
             clock.now_ms += blocking_ms
 
     workers = workers_of(handle, clock=clock)
+    client.of(workers).feed(LeaseGranted(clock.boot_ms() + 1))
     client.give(workers, *[b"k%d" % number for number in range(100)])
-    await eventually(lambda: client.in_flight.count == 0)
+    await eventually(lambda: client.held == 0)
     assert started == client.handled == list(range(41))
     await workers.close()
 
@@ -249,27 +230,6 @@ async def test_message_is_another_workers_when_the_one_it_woke_is_cancelled():
     assert not len(idle)
 
 
-async def test_small_batches_of_a_client_are_opened_together_when_no_handler_waits():
-    """Batches of another client are not; the first run after a wait opens only one."""
-    lanes, client, other = Lanes(), Client(1), Client(2)
-    opened: list[int] = []
-    for start in (0, 2, 4):
-        lanes.put_batch(BatchOf(client, opened, b"a", b"b", start=start))
-    lanes.put_batch(BatchOf(other, opened, b"c", start=9))
-    first = lanes.begin_run(RUN_MIN, WorkerTask())
-    assert first
-    assert opened == [0]
-    lanes.end_run(first, 2)
-    second = lanes.begin_run(2 * RUN_MIN, WorkerTask())
-    assert second
-    assert opened == [0, 9], "it is the other one's turn"
-    lanes.end_run(second, 1)
-    third = lanes.begin_run(2 * RUN_MIN, WorkerTask())
-    assert third
-    assert [message.offset for message in third.messages] == [2, 3, 4, 5]
-    assert opened == [0, 9, 2, 4]
-
-
 async def test_message_runs_beside_a_single_one_when_its_handler_waits():
     """A lone message is registered only when another one arrives."""
     client, going = Client(), asyncio.Event()
@@ -301,35 +261,10 @@ async def test_lone_message_is_waited_for_when_its_partition_is_handed_over():
     workers = workers_of(handle, concurrency=2, handover_ms=60_000)
     client.give(workers, b"a")
     await asyncio.sleep(0.01)
-    ending = asyncio.create_task(workers.quiesce(client))
+    ending = asyncio.create_task(client.hand_over(grace_ms=60_000))
     await asyncio.sleep(0.01)
     assert not ending.done()
     going.set()
     await ending
     assert client.handled == [0]
     await workers.close()
-
-
-def test_lone_message_is_taken_without_a_run_when_nothing_else_runs_or_waits():
-    """Not while another message is unregistered or in a run, its key is busy, or its batch has
-    others.
-    """
-    lanes, client = Lanes(), Client()
-    opened: list[int] = []
-    lanes.put_batch(BatchOf(client, opened, b"a", start=0))
-    first = lanes.take_single()
-    assert first
-    assert first.offset == 0
-    lanes.put_batch(BatchOf(client, opened, b"a", start=1))
-    assert lanes.take_single() is None
-    assert opened == [0]
-    lanes.register_running()
-    assert lanes.take_single() is None
-    assert lanes.take() is None
-    assert lanes.finish(b"a")
-    lanes.finish(b"a")
-    lanes.put_batch(BatchOf(client, opened, b"b", b"c", start=2))
-    assert lanes.take_single() is None
-    assert lanes.begin_run(RUN_MIN, WorkerTask())
-    lanes.put_batch(BatchOf(client, opened, b"d", start=4))
-    assert lanes.take_single() is None

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import random
+from typing import Any
 
 import pytest
 
-from keylane.consumer.handling.batch_workers import BatchWorkers
-from keylane.protocol.backoff import Backoff
-from keylane.protocol.clock import SystemClock
+from keylane.consumer.session.events import LeaseGranted
 from keylane.protocol.message import Message
 from keylane.testing.machines import loop as loop_module
 from support.cluster import eventually
@@ -74,8 +72,8 @@ def time_of(
         took = loop.now - began
         for client in clients:
             client.lose()
-            await workers.quiesce(client)
-            assert client.in_flight.count == 0
+            await client.hand_over()
+            assert client.held == 0
         await workers.close()
         return took, tries - tries_before
 
@@ -163,19 +161,19 @@ def test_lost_partition_forgets_its_tries_at_once():
 
     def handle(message: Message) -> None:
         attempts.append((message.offset, message.attempt))
-        if message.partition_id == 1 and message.delivery is client:
+        if message.partition_id == 1 and message.delivery is client.shell:
             raise ValueError("never")
 
     async def story() -> None:
         workers = workers_of(handle, clock=machine, first_ms=60_000, max_ms=60_000)
         client.give(workers, *[b"%d" % number for number in range(50)], b"0", b"1")
         await asyncio.sleep(1)
-        assert client.in_flight.count == 52
+        assert client.held == 52
         client.lose()
         began = loop.now
-        await workers.quiesce(client)
+        await client.hand_over()
         assert loop.now - began < 0.1
-        assert client.in_flight.count == 0
+        assert client.held == 0
         attempts.clear()
         again.give(workers, b"0", b"0", b"1")
         other.give(workers, b"1")
@@ -198,7 +196,7 @@ def test_message_is_not_tried_again_after_its_lease():
 
     def handle(message: Message) -> None:
         nonlocal tries
-        if message.delivery is client:
+        if message.delivery is client.shell:
             tries += 1
             raise ValueError("never")
 
@@ -206,10 +204,10 @@ def test_message_is_not_tried_again_after_its_lease():
         workers = workers_of(handle, clock=machine, first_ms=1_000, max_ms=1_000)
         client.give(workers, b"k")
         other_messages = other.give(workers, b"k")
-        client.deadline_ns = machine.boot_ns() + 3_500_000_000
+        client.shell.feed(LeaseGranted(machine.boot_ms() + 3_500))
         await asyncio.sleep(10)
         assert tries in (4, 5, 6)
-        assert client.in_flight.count == 0
+        assert client.held == 0
         assert other.handled == [other_messages[0].offset]
         await workers.close()
 
@@ -233,7 +231,7 @@ def test_handler_that_fails_during_its_hand_over_is_not_waited_for():
         await asyncio.sleep(0.5)
         client.lose()
         began = loop.now
-        await workers.quiesce(client)
+        await client.hand_over()
         assert loop.now - began < 1
         await workers.close()
 
@@ -261,8 +259,8 @@ def test_hanging_try_does_not_delay_other_tries():
         await asyncio.sleep(20)
         assert client.handled == [4]
         client.lose()
-        await workers.quiesce(client)
-        assert client.in_flight.count == 0
+        await client.hand_over()
+        assert client.held == 0
         await workers.close()
 
     in_virtual_time(story(), loop)
@@ -284,37 +282,25 @@ async def test_message_is_not_tried_again_while_its_partition_is_paused(batched:
         for message in messages:
             await fail(message)
 
-    workers = workers_of(fail)
-    if batched:
-        await workers.close()
-        workers = BatchWorkers(
-            fail_all,
-            max_records=1,
-            max_wait_ms=0,
-            concurrency=1,
-            handover_ms=0,
-            clock=SystemClock(),
-            backoff=Backoff(first_ms=1, max_ms=1),
-            rng=random.Random(1),
-            on_crash=lambda _error: None,
-        )
+    handler: Any = fail_all if batched else fail
+    workers = workers_of(handler, batched=batched, max_records=1)
     clients = [Client(1), Client(2)]
     for client in clients:
         client.give(workers, b"k%d" % client.partition_id)
     await eventually(lambda: min(tries.values()) > 2)
     blocked.clear()
     await asyncio.sleep(0.05)  # one of them runs, and the try of the other is due
-    workers.pause(1)
+    clients[0].shell.pause()
     blocked.set()
     await eventually(lambda: tries[2] > 5)
     paused, other = tries[1], tries[2]
     await eventually(lambda: tries[2] > other + 5)
     assert tries[1] == paused
-    workers.resume(1)
+    clients[0].shell.resume()
     await eventually(lambda: tries[1] > paused + 2)
-    workers.pause(2)
+    clients[1].shell.pause()
     for client in clients:
         client.lose()
-        await workers.quiesce(client)
-        assert client.in_flight.count == 0
+        await client.hand_over()
+        assert client.held == 0
     await workers.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from keylane.consumer.pulling.progress import TIMES_MAX, PullProgress
+from keylane.consumer.progress import TIMES_MAX, PullProgress
 
 S = 1_000_000_000
 

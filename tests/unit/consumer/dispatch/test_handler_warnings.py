@@ -67,7 +67,10 @@ def test_hanging_handler_is_logged_while_it_runs(caplog: pytest.LogCaptureFixtur
         in_virtual_time(story(), loop)
     assert len(caplog.messages) == 4
     for text, seconds in zip(caplog.messages, (10, 20, 40), strict=False):
-        assert f"running for {seconds} s on s partition 1 offset 0 (key digest" in text
+        assert (
+            f"running for {seconds} s on s partition 1 offset 0 in group billing (key digest"
+            in text
+        )
     assert "partition 1 offset 0" in caplog.messages[-1]
     assert "is handled after 1 attempt and" in caplog.messages[-1]
     levels = [record.levelno for record in caplog.records]
@@ -98,7 +101,10 @@ def test_failing_message_is_logged_until_it_is_handled(caplog: pytest.LogCapture
     assert took_s > 200
     told = caplog.messages
     assert 4 < len(told) < 9
-    assert "handler failed with OSError on s partition 1 offset 0 (key digest" in told[0]
+    assert (
+        "handler failed with OSError on s partition 1 offset 0 in group billing (key digest"
+        in told[0]
+    )
     assert told[-1].endswith(f"is handled after 20 attempts and {int(took_s)} s")
 
 
@@ -117,7 +123,7 @@ def test_message_waiting_for_its_next_try_is_logged_as_given_up_at_the_hand_over
         client.give(workers, b"k")
         await asyncio.sleep(1)
         client.lose()
-        await workers.quiesce(client)
+        await client.hand_over()
         await workers.close()
 
     with caplog.at_level(logging.WARNING, "keylane.consumer"):

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from keylane.consumer import ConsumerSettings
-from keylane.consumer.pulling.pull_client import PullClient
+from keylane.consumer.pull_client import PullClient
 from keylane.protocol.errors import KeylaneError, PartitionUnknownError, UnreachableError
 from keylane.protocol.frames import Acquired, AdoptParked, ParkedToAdopt, ReleaseParked
 from keylane.protocol.parked import Adopt, AncestorNotified, encode_parked

@@ -9,7 +9,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.consumer.handling.handler_log import (
+from keylane.consumer.dispatch.handler_log import (
     LINES_PER_MINUTE,
     SEALED_WAITS,
     TRACEBACK_EVERY_MS,

@@ -13,17 +13,16 @@ from typing import Any
 import pytest
 
 from keylane import NACK, Message
-from keylane.consumer.handling.threads import HandlerThreads
-from keylane.consumer.handling.workers import Workers
+from keylane.consumer.dispatch.threads import HandlerThreads
+from keylane.consumer.dispatch.workers import WorkerPool
 from keylane.errors import ConfigError
-from keylane.protocol.parked import Failure
 from support.cluster import eventually
 from support.handling import Client, Crash, workers_of
 
 
 def threaded(
     handler: Any, count: int = 2, *, forked: bool = False, **settings: Any
-) -> tuple[Workers, HandlerThreads]:
+) -> tuple[WorkerPool, HandlerThreads]:
     threads = HandlerThreads(handler, count, forked=lambda: forked)
     threads.start()
     workers = workers_of(threads.run, concurrency=count, **settings)
@@ -59,21 +58,16 @@ async def test_try_counts_as_failed_when_a_thread_takes_too_long(
     """It is not cancelled: it keeps its message, which is acked if the handler returns
     after all.
     """
-    gate, failures = threading.Event(), list[Failure]()
-
-    class FailureNotingClient(Client):
-        def report_failure(self, message: Message, failure: Failure) -> None:
-            failures.append(failure)
-
-    client = FailureNotingClient()
+    gate, client = threading.Event(), Client()
     workers, threads = threaded(
         lambda _message: gate.wait(60), handler_timeout_ms=50, cancels=False
     )
     with caplog.at_level(logging.WARNING, logger="keylane.consumer"):
         client.give(workers, b"a", b"a")
-        await eventually(lambda: failures)
+        await eventually(lambda: client.hanging)
         await asyncio.sleep(0.2)
-    assert [(each.kind, each.attempts) for each in failures] == [("HandlerTimeoutError", 1)]
+    told = [(what, attempts) for _, what, attempts, _ in client.hanging]
+    assert told == [("the handler did not return within 50 ms", 1)]
     assert [record.getMessage() for record in caplog.records if "50 ms" in record.getMessage()]
     assert client.handled == []
     gate.set()
@@ -96,7 +90,7 @@ async def test_hand_over_waits_for_a_thread_that_runs():
     workers, threads = threaded(handle)
     client.give(workers, b"a", b"a")
     await asyncio.to_thread(begun.wait, 30)
-    quiesced = asyncio.create_task(workers.quiesce(client))
+    quiesced = asyncio.create_task(client.hand_over())
     await asyncio.sleep(0.05)
     assert not quiesced.done()
     gate.set()
@@ -142,7 +136,7 @@ async def test_error_that_ends_the_program_ends_the_consumer_from_a_thread(
     client.give(workers, b"a")
     await eventually(lambda: crashed)
     assert type(crashed[0]) is kind
-    assert client.in_flight.count == 0
+    assert client.handled == []
     await workers.close()
     threads.stop()
 

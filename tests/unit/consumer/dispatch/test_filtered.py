@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from keylane.consumer.delivery.filter import MessageFilter
-from keylane.consumer.handling.filtered import filtered, filtered_batches
-from keylane.consumer.handling.handlers import await_result, is_async
+from keylane.consumer.dispatch.filtered import filtered, filtered_batches
+from keylane.consumer.dispatch.handlers import await_result, is_async
 from keylane.protocol.errors import FilterError
 from keylane.protocol.message import Message
 

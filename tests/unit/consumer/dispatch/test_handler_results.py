@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from keylane import Consumer
-from keylane.consumer.handling.handlers import is_async
+from keylane.consumer.dispatch.handlers import is_async
 from keylane.protocol.errors import ConfigError, HandlerTypeError
 from keylane.protocol.message import Message
 from support.cluster import eventually
