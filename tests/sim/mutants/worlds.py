@@ -147,6 +147,7 @@ SHOWN_IN: dict[str, Callable[[int], bool]] = {
     "all_suspects_are_accused": _is(Killers),
     "cuts_are_forgotten_before_they_are_published": _is(ForgottenCutOvers),
     "deadline_by_the_calendar": _calendars_jump_in_silence,
+    "deadline_from_the_answer": _leases_end_with_messages,
     "detour_told_by_batch": _mixed_batches_leave_home,
     "failed_syncs_leave_holes": _syncs_of_journals_fail,
     "group_is_granted_while_cursors_are_set": _cursors_take_long,
