@@ -157,6 +157,7 @@ SHOWN_IN: dict[str, Callable[[int], bool]] = {
     "live_reset_waits_for_no_member": _groups_are_reset,
     "lost_parents_are_waited_for": _disks_with_retries_are_lost,
     "margin_on_the_wrong_side": _leases_end_with_messages,
+    "new_messages_overtake_suspects": _is(Killers),
     "no_message_is_suspected": _is(Killers),
     "quotas_are_looked_up_for_everybody_alone": _is(Quotas),
     "reset_of_a_child_forgets_its_parents": _partitions_are_reset_alone,

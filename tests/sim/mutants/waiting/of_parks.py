@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 from keylane.admin import Admin
@@ -11,7 +10,7 @@ from keylane.broker.partition import park_checks
 from keylane.broker.partition.partition import HostedPartition
 from keylane.consumer.parked_reads import ParkedReads
 from keylane.consumer.parking.ancestors import Ancestors
-from keylane.consumer.session import answers, taking, windows
+from keylane.consumer.session import answers, windows
 from keylane.consumer.session.events import WindowRead
 from keylane.consumer.session.parking import PartitionParking
 from keylane.metaserver.groups import lease_rows
@@ -24,27 +23,6 @@ from sim.mutants.sessions import on_event
 def later_messages_pass_a_parked_key(patches: Patches) -> None:
     """A consumer parks what failed, and hands later messages of the key out."""
     patches.set(PartitionParking, "divert", lambda _self, messages: messages)
-
-
-def new_messages_overtake_suspects(patches: Patches) -> None:
-    """What may have ended a process waits for its turn, and later messages are handed out at
-    once.
-    """
-
-    def take_suspect(session: Any, suspects: Any, now_ms: int) -> bool:
-        if not real(session, suspects, now_ms):
-            return False
-        lanes = session.lanes
-        while taking.open_next(session, now_ms):
-            """Look at everything that is pulled."""
-        later = [each for each in lanes.opened if each.offset >= suspects._upto]
-        lanes.opened = deque(each for each in lanes.opened if each.offset < suspects._upto)
-        for message in later:
-            if lanes.claim(message):
-                taking._hand_out(session, message, now_ms)
-        return True
-
-    real = patches.set(taking, "take_suspect", take_suspect)
 
 
 def parked_is_forgotten_at_restart(patches: Patches) -> None:
@@ -169,7 +147,6 @@ def messages_with_handlers_are_edited(patches: Patches) -> None:
 
 BREAKS: tuple[Breaks, ...] = (
     later_messages_pass_a_parked_key,
-    new_messages_overtake_suspects,
     parked_is_forgotten_at_restart,
     tail_of_a_dead_key_is_handed_out,
     redriven_messages_run_backwards,

@@ -4,6 +4,7 @@ their processes.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from keylane.broker.partition.partition import Group
@@ -74,6 +75,27 @@ def suspects_are_handed_out_together(patches: Patches) -> None:
     patches.set(taking_batches, "take_suspect", lambda _session, _suspects, _now_ms: False)
 
 
+def new_messages_overtake_suspects(patches: Patches) -> None:
+    """What may have ended a process waits for its turn, and later messages are handed out at
+    once.
+    """
+
+    def take_suspect(session: Any, suspects: Any, now_ms: int) -> bool:
+        if not real(session, suspects, now_ms):
+            return False
+        lanes = session.lanes
+        while taking.open_next(session, now_ms):
+            """Look at everything that is pulled."""
+        later = [each for each in lanes.opened if each.offset >= suspects._upto]
+        lanes.opened = deque(each for each in lanes.opened if each.offset < suspects._upto)
+        for message in later:
+            if lanes.claim(message):
+                taking._hand_out(session, message, now_ms)
+        return True
+
+    real = patches.set(taking, "take_suspect", take_suspect)
+
+
 def accused_messages_are_tried_for_ever(patches: Patches) -> None:
     """However often it ended its process, a message is tried once more."""
     patches.set(taking, "sets_aside", lambda _settings: False)
@@ -103,6 +125,7 @@ BREAKS: tuple[Breaks, ...] = (
     no_message_is_suspected,
     a_restart_of_the_owner_clears_suspects,
     suspects_are_handed_out_together,
+    new_messages_overtake_suspects,
     accused_messages_are_tried_for_ever,
     all_suspects_are_accused,
 )
