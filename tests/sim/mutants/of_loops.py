@@ -84,18 +84,6 @@ def loop_gets_those_behind_a_parked_message(patches: Patches) -> None:
     patches.set(KeyLanes, "remove_key", remove_key)
 
 
-def opened_messages_pass_a_parked_one(patches: Patches) -> None:
-    """A message is parked without those of its key that wait in opened batches."""
-
-    def remove_key(self: Any, key: bytes, matches: Any) -> Any:
-        opened, self.opened = self.opened, deque()
-        removed = real(self, key, matches)
-        self.opened = opened
-        return removed
-
-    real = patches.set(KeyLanes, "remove_key", remove_key)
-
-
 def given_back_goes_to_the_end(patches: Patches) -> None:
     """A message that is given back comes again after those that wait behind it."""
 
@@ -147,7 +135,6 @@ BREAKS: tuple[Breaks, ...] = (
     later_batches_are_parked_before_earlier_ones,
     held_messages_come_after_newer_ones,
     loop_gets_those_behind_a_parked_message,
-    opened_messages_pass_a_parked_one,
     given_back_goes_to_the_end,
     given_back_alone,
     keys_in_hand_hold_nothing,

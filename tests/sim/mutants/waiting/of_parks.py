@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from keylane.admin import Admin
@@ -12,6 +13,7 @@ from keylane.consumer.parked_reads import ParkedReads
 from keylane.consumer.parking.ancestors import Ancestors
 from keylane.consumer.session import answers, windows
 from keylane.consumer.session.events import WindowRead
+from keylane.consumer.session.lanes import KeyLanes
 from keylane.consumer.session.parking import PartitionParking
 from keylane.metaserver.groups import lease_rows
 from keylane.protocol.frames import ParkedRows
@@ -23,6 +25,18 @@ from sim.mutants.sessions import on_event
 def later_messages_pass_a_parked_key(patches: Patches) -> None:
     """A consumer parks what failed, and hands later messages of the key out."""
     patches.set(PartitionParking, "divert", lambda _self, messages: messages)
+
+
+def opened_messages_pass_a_parked_one(patches: Patches) -> None:
+    """A message is parked without those of its key that wait in opened batches."""
+
+    def remove_key(self: Any, key: bytes, matches: Any) -> Any:
+        opened, self.opened = self.opened, deque()
+        removed = real(self, key, matches)
+        self.opened = opened
+        return removed
+
+    real = patches.set(KeyLanes, "remove_key", remove_key)
 
 
 def parked_is_forgotten_at_restart(patches: Patches) -> None:
@@ -147,6 +161,7 @@ def messages_with_handlers_are_edited(patches: Patches) -> None:
 
 BREAKS: tuple[Breaks, ...] = (
     later_messages_pass_a_parked_key,
+    opened_messages_pass_a_parked_one,
     parked_is_forgotten_at_restart,
     tail_of_a_dead_key_is_handed_out,
     redriven_messages_run_backwards,
