@@ -4,6 +4,7 @@ is parked.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from typing import Any
 
@@ -62,14 +63,15 @@ def later_batches_are_parked_before_earlier_ones(patches: Patches) -> None:
 
 
 def held_messages_come_after_newer_ones(patches: Patches) -> None:
-    """What came while a redriven key was freed is handed out after all that was pulled since."""
+    """What came while a redriven key was freed is handed out a second later, and newer messages of
+    the key meanwhile.
+    """
 
     def release(session: Any, key: Any) -> None:
         held, session.parking.releasing[key] = session.parking.releasing.get(key, []), []
         real(session, key)
-        while taking.open_next(session, 0):
-            """Newer messages come first."""
-        session.lanes.opened.extend(held)
+        if held:
+            asyncio.get_running_loop().call_later(1, session.lanes.extra.extend, held)
 
     real = patches.set(windows, "_release", release)
 
