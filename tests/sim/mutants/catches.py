@@ -121,7 +121,7 @@ CATCHES: dict[str, int] = {
     "lanes_ignore_keys": 1,
     "lanes_run_backwards": 1,
     "late_joins_begin_again": 2_000_002_412,
-    "later_batches_are_parked_before_earlier_ones": 2_000_005_094,
+    "later_batches_are_parked_before_earlier_ones": 2_000_091_001,
     "later_detour_not_declared": 93,
     "later_groups_begin_with_the_first_token": 2_000_000_015,
     "later_messages_pass_a_parked_key": 2_000_000_006,
