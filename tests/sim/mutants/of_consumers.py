@@ -7,29 +7,32 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
+from keylane.consumer import session_shell
 from keylane.consumer.assignments import Assignments
 from keylane.consumer.client import Consumer
-from keylane.consumer.handling import workers as workers_module
-from keylane.consumer.handling.lanes import Lanes
+from keylane.consumer.dispatch import batch, handler
+from keylane.consumer.dispatch.handler import MessageJobs
 from keylane.consumer.handling.stream import Stream
-from keylane.consumer.handling.workers import Workers
 from keylane.consumer.membership import Membership
 from keylane.consumer.prefetch_budget import PrefetchBudget
-from keylane.consumer.pulling import acks as acks_module
-from keylane.consumer.pulling.acks import AckQueue
-from keylane.consumer.pulling.fetch_offsets import FetchOffsets
-from keylane.consumer.pulling.lifetime import Lifetime
-from keylane.consumer.pulling.pull_client import PullClient
 from keylane.consumer.reading.lineage_order import LineageOrder
+from keylane.consumer.session import step
+from keylane.consumer.session.lanes import ClosedBatch, KeyLanes
+from keylane.consumer.session.offsets import HandledOffsets, PullOffsets
+from keylane.consumer.session.state import PartitionSession
+from keylane.consumer.session.tenure import NEVER, SessionPhase, Tenure
+from keylane.consumer.session_shell import SessionShell
 from sim.mutants.mutant import Breaks, Patches
+from sim.mutants.sessions import ForgivingKeys, NeverBusy
 
 
 def deadline_not_checked(patches: Patches) -> None:
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        real(self, *args, **kwargs)
-        self._boot_ns = lambda: -1
+    """A partition is handed over at the end of its lease, and nothing else looks at that."""
 
-    real = patches.set(Workers, "__init__", init)
+    def renew(self: Any, _until_ms: int, _now_ms: int) -> None:
+        self.until_ms = NEVER
+
+    patches.set(Tenure, "renew", renew)
 
 
 def deadline_from_the_answer(patches: Patches) -> None:
@@ -68,11 +71,20 @@ def deadline_by_the_calendar(patches: Patches) -> None:
 
 
 def released_before_handlers_end(patches: Patches) -> None:
-    async def hand_over(self: Any, client: Any) -> None:
+    async def hand_over_now(self: Any, client: Any) -> None:
         await client.hand_over(flush_ms=self._settings.call_timeout_ms)
         await self._membership.report_release(client.session, client.partition_id, client.token)
 
-    patches.set(Assignments, "_hand_over", hand_over)
+    def proceed(session: Any, now_ms: int) -> None:
+        lanes = session.lanes
+        in_hand, run = lanes.in_hand, lanes.run
+        if session.tenure.phase is SessionPhase.STOPPING:
+            lanes.in_hand, lanes.run = {}, []
+        real(session, now_ms)
+        lanes.in_hand, lanes.run = in_hand, run
+
+    patches.set(Assignments, "_hand_over", hand_over_now)
+    real = patches.set(step, "proceed", proceed)
 
 
 def body_not_waited_for(patches: Patches) -> None:
@@ -88,7 +100,8 @@ def body_not_waited_for(patches: Patches) -> None:
 
 def drained_said_early(patches: Patches) -> None:
     """A sealed partition is called drained before its messages are acked."""
-    patches.set(FetchOffsets, "drained", property(lambda self: self.end_offset is not None))
+    early = property(lambda self: self.offsets.end_offset is not None)
+    patches.set(PartitionSession, "is_drained", early)
 
 
 def state_kept_over_grants(patches: Patches) -> None:
@@ -105,62 +118,62 @@ def moved_broker_not_followed(patches: Patches) -> None:
     def renew(self: Any, deadline_ms: int, address: str | None) -> None:
         real(self, deadline_ms, None)
 
-    real = patches.set(PullClient, "renew", renew)
+    real = patches.set(SessionShell, "renew", renew)
 
 
 def lanes_ignore_keys(patches: Patches) -> None:
-    def take(self: Any) -> Any:
-        self.register_running()
-        while not self.arrivals and self._stored:
-            self._open()
-        queue = self.due or self.arrivals
-        return queue.popleft() if queue else None
+    def init(self: Any, **kwargs: Any) -> None:
+        real_init(self, **kwargs)
+        self.busy = NeverBusy()
 
-    patches.set(Lanes, "take", take)
-    patches.set(Lanes, "finish", lambda self, key: None)
+    def clear(self: Any) -> None:
+        real_clear(self)
+        self.busy = NeverBusy()
+
+    real_init = patches.set(KeyLanes, "__init__", init)
+    real_clear = patches.set(KeyLanes, "clear", clear)
 
 
 def lanes_run_backwards(patches: Patches) -> None:
-    def finish(self: Any, key: bytes) -> Any:
-        self.register_running()
-        lane = self.busy_lanes.get(key)
-        if lane and len(lane) > 1:
-            lane.rotate(1)
-        return real(self, key)
+    def pass_on(self: Any, key: bytes) -> None:
+        self.busy[key].rotate(1)
+        real(self, key)
 
-    real = patches.set(Lanes, "finish", finish)
+    real = patches.set(KeyLanes, "pass_on", pass_on)
 
 
 def failed_acks_dropped(patches: Patches) -> None:
-    def take(self: Any) -> Any:
-        ranges = real(self)
-        self.in_flight = []
-        return ranges
+    def retract(self: Any, *, is_refused: bool = False) -> bool:
+        if not is_refused:
+            self.in_flight = ()
+        return bool(real(self, is_refused=is_refused))
 
-    real = patches.set(AckQueue, "take", take)
+    real = patches.set(HandledOffsets, "retract", retract)
 
 
 def acks_join_over_a_gap(patches: Patches) -> None:
-    def joined(ranges: Any) -> Any:
-        parts = list(real(ranges))
-        return [(parts[0][0], parts[-1][1])] if parts else parts
+    def take(self: Any) -> Any:
+        ranges = real(self)
+        if ranges:
+            self.in_flight = ((ranges[0][0], ranges[-1][1]),)
+        return self.in_flight
 
-    real = patches.set(acks_module, "IntervalSet", joined)
+    real = patches.set(HandledOffsets, "take", take)
 
 
 def acked_when_handed_out(patches: Patches) -> None:
-    def hand_out(self: Any, messages: Any) -> None:
-        real(self, messages)
-        for message in messages:
-            client = message.delivery.client
-            client._handled.mark_handled(message.offset)
-            client._acks.send_soon()
+    def careless(session: Any, event: Any, now_ms: int) -> Any:
+        ready = real(session, event, now_ms)
+        for message in ready.hand_out:
+            session.acks.handled.add(message.offset, message.offset + 1)
+            session.make_ack_due(now_ms)
+        return ready
 
-    real = patches.set(Assignments, "hand_out", hand_out)
+    real = patches.set(session_shell, "step", careless)
 
 
 def failed_messages_acked(patches: Patches) -> None:
-    def init(self: Any, handler: Any, **kwargs: Any) -> None:
+    def init(self: Any, handler: Any, pool: Any) -> None:
         async def careless(message: Any) -> None:
             try:
                 result = handler(message)
@@ -169,34 +182,34 @@ def failed_messages_acked(patches: Patches) -> None:
             except RuntimeError:
                 return
 
-        real(self, careless, **kwargs)
+        real(self, careless, pool)
 
-    real = patches.set(Workers, "__init__", init)
+    real = patches.set(MessageJobs, "__init__", init)
 
 
 def first_of_a_batch_dropped(patches: Patches) -> None:
-    def hand_out(self: Any, messages: Any) -> None:
-        real(self, messages[1:] if len(messages) > 2 else messages)
+    def open_batch(self: Any) -> Any:
+        messages = real(self)
+        return messages[1:] if len(messages) > 2 else messages
 
-    real = patches.set(Assignments, "hand_out", hand_out)
+    real = patches.set(ClosedBatch, "open", open_batch)
 
 
 def cursor_read_once_for_all_tokens(patches: Patches) -> None:
     """A new owner begins at the partition's end as it was when it came, not at the cursor."""
 
-    async def acquire(self: Any) -> None:
-        await real(self)
-        offsets = self._offsets
-        if offsets._acked.cursor == offsets.next_offset > 0:
-            offsets.next_offset += 1
+    def begin(self: Any, cursor: int, ranges: Any) -> None:
+        real(self, cursor, ranges)
+        if cursor > 0:
+            self.next_offset += 1
 
-    real = patches.set(PullClient, "_acquire", acquire)
+    real = patches.set(PullOffsets, "begin", begin)
 
 
 def lost_session_goes_on(patches: Patches) -> None:
     """A consumer keeps its partitions when the metaserver does not know its session any more."""
     patches.set(Assignments, "on_session_lost", lambda self: None)
-    patches.set(Lifetime, "lapsed", lambda self, _now_ms: self.fenced)
+    patches.set(SessionShell, "lapsed", property(lambda self: self.fenced))
     deadline_not_checked(patches)
 
 
@@ -219,44 +232,47 @@ def pulls_do_not_wait(patches: Patches) -> None:
         kwargs["settings"] = replace(kwargs["settings"], pull_wait_ms=0)
         real(self, **kwargs)
 
-    real = patches.set(PullClient, "__init__", init)
+    real = patches.set(SessionShell, "__init__", init)
 
 
 def retries_hold_their_workers(patches: Patches) -> None:
     """A failed message waits in its worker, which takes no other message meanwhile."""
 
-    def init(self: Any, handler: Any, **kwargs: Any) -> None:
+    def init(self: Any, handler: Any, pool: Any) -> None:
         async def holding(message: Any) -> None:
             try:
                 result = handler(message)
                 if result is not None:
                     await result
             except RuntimeError:
-                await asyncio.sleep(
-                    kwargs["backoff"].wait_ms(message.attempt, kwargs["rng"]) / 1000
-                )
+                state = message.delivery.client.state
+                pause_ms = state.settings.try_backoff.wait_ms(message.attempt, state.rng)
+                await asyncio.sleep(pause_ms / 1000)
                 raise
 
-        real(self, holding, **kwargs)
+        real(self, holding, pool)
 
-    real = patches.set(Workers, "__init__", init)
+    real = patches.set(MessageJobs, "__init__", init)
 
 
 def retries_hold_no_lane(patches: Patches) -> None:
     """While a message waits for its next try, the next one of its key runs."""
 
-    def failed(self: Any, worker: Any, message: Any, error: BaseException) -> bool:
-        waits = real(self, worker, message, error)
-        if waits:
-            self._lanes.release(message)
-        return waits
+    def init(self: Any, **kwargs: Any) -> None:
+        real_init(self, **kwargs)
+        self.busy = ForgivingKeys()
 
-    def finish(self: Any, key: bytes) -> None:
-        self.register_running()
-        self.busy_lanes.pop(key, None)
+    def wait(self: Any, message: Any, due_ms: int) -> None:
+        real_wait(self, message, due_ms)
+        self.opened.extendleft(reversed(self.busy.pop(message.key, None) or ()))
 
-    real = patches.set(Workers, "_failed", failed)
-    patches.set(Lanes, "finish", finish)
+    def clear(self: Any) -> None:
+        real_clear(self)
+        self.busy = ForgivingKeys(self.busy)
+
+    real_init = patches.set(KeyLanes, "__init__", init)
+    real_wait = patches.set(KeyLanes, "wait", wait)
+    real_clear = patches.set(KeyLanes, "clear", clear)
 
 
 def awaitables_are_not_awaited(patches: Patches) -> None:
@@ -267,7 +283,8 @@ def awaitables_are_not_awaited(patches: Patches) -> None:
     async def await_result(result: Any) -> None:
         left.append(asyncio.ensure_future(result))
 
-    patches.set(workers_module, "await_result", await_result)
+    patches.set(handler, "await_result", await_result)
+    patches.set(batch, "await_result", await_result)
 
 
 def room_of_pulls_is_never_free(patches: Patches) -> None:

@@ -80,11 +80,11 @@ def chunks_beside_a_failure_are_dropped(patches: Patches) -> None:
 def broadcasts_begin_children_late(patches: Patches) -> None:
     """A broadcast consumer begins a partition that it finds later behind its first message."""
 
-    def client_kind(self: Any, partition_id: int) -> Any:
+    def find_acks(self: Any, partition_id: int) -> Any:
         self._acked.setdefault(partition_id, AckedOffsets(1))
         return real(self, partition_id)
 
-    real = patches.set(Broadcast, "client_kind", client_kind)
+    real = patches.set(Broadcast, "find_acks", find_acks)
 
 
 BREAKS: tuple[Breaks, ...] = (

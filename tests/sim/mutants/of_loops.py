@@ -6,15 +6,30 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from functools import partial
 from typing import Any
 
 from keylane.consumer.handling import in_hand
 from keylane.consumer.handling.in_hand import UnackedMessages
-from keylane.consumer.handling.stream import Stream
-from keylane.consumer.parking.key_parking import KeyParking
+from keylane.consumer.session import answers, taking, windows
+from keylane.consumer.session.lanes import KeyLanes
+from keylane.consumer.session.offsets import ranges_of
+from keylane.consumer.session.setting_aside import divert
 from keylane.consumer.settings import FailurePolicy
+from keylane.protocol.message import Message
 from sim.mutants.mutant import Breaks, Patches
+from sim.mutants.of_consumers import lanes_ignore_keys
+
+
+class _OpenedBatch:
+    """A stored batch whose messages are made."""
+
+    def __init__(self, messages: list[Message], begin_until_ms: int) -> None:
+        self.ranges = ranges_of(messages)
+        self.begin_until_ms = begin_until_ms
+        self._messages = messages
+
+    def open(self) -> list[Message]:
+        return self._messages
 
 
 def another_policy_hands_parked_keys_out(patches: Patches) -> None:
@@ -22,13 +37,12 @@ def another_policy_hands_parked_keys_out(patches: Patches) -> None:
     to park.
     """
 
-    def open_stored(self: Any) -> None:
-        if self._failure_rules.policy is FailurePolicy.PARK:
-            real(self)
-            return
-        self._waiting.extend(self._stored.popleft().messages())
+    def divert(session: Any, messages: Any, now_ms: int) -> Any:
+        if session.settings.failure_policy is FailurePolicy.PARK:
+            return real(session, messages, now_ms)
+        return messages
 
-    real = patches.set(Stream, "_open_stored", open_stored)
+    real = patches.set(taking, "divert", divert)
 
 
 def later_batches_are_parked_before_earlier_ones(patches: Patches) -> None:
@@ -36,11 +50,16 @@ def later_batches_are_parked_before_earlier_ones(patches: Patches) -> None:
     those that wait unopened.
     """
 
-    def put_batch(self: Any, batch: Any) -> None:
-        batch.client.park_rows_of_parked_keys(batch)
-        real(self, batch)
+    def store(session: Any, event: Any, now_ms: int) -> None:
+        waiting, session.lanes.stored = session.lanes.stored, deque()
+        real(session, event, now_ms)
+        pulled, session.lanes.stored = session.lanes.stored, waiting
+        for batch in pulled:
+            messages = divert(session, batch.open(), now_ms)
+            if messages:
+                waiting.append(_OpenedBatch(messages, batch.begin_until_ms))
 
-    real = patches.set(Stream, "put_batch", put_batch)
+    real = patches.set(answers, "_store", store)
 
 
 def held_messages_come_after_newer_ones(patches: Patches) -> None:
@@ -48,63 +67,37 @@ def held_messages_come_after_newer_ones(patches: Patches) -> None:
     the key meanwhile.
     """
 
-    def freed(self: Any, key: Any) -> None:
-        held, self._releasing_keys[key] = self._releasing_keys[key], []
-        real(self, key)
+    def release(session: Any, key: Any) -> None:
+        held, session.parking.releasing[key] = session.parking.releasing.get(key, []), []
+        real(session, key)
         if held:
-            later = partial(self._context.client.hand_out, held)
-            asyncio.get_running_loop().call_later(1, later)
+            asyncio.get_running_loop().call_later(1, session.lanes.extra.extend, held)
 
-    real = patches.set(KeyParking, "_on_key_released", freed)
+    real = patches.set(windows, "_release", release)
 
 
 def loop_gets_those_behind_a_parked_message(patches: Patches) -> None:
     """A message that fails too often is parked, and those that wait behind it are handed out."""
 
-    def remove_failed(self: Any, failed: Any, _ours: Any) -> Any:
-        self.record_ack(failed)
-        return [failed], [], []
+    def remove_key(self: Any, key: bytes, _matches: Any) -> list[Any]:
+        self.extra.extendleft(reversed(self.busy.pop(key, None) or ()))
+        return []
 
-    patches.set(UnackedMessages, "remove_failed", remove_failed)
-
-
-def opened_messages_pass_a_parked_one(patches: Patches) -> None:
-    """A message is parked without those of its key that wait in opened batches."""
-
-    def set_aside(self: Any, *args: Any) -> Any:
-        kept, self._waiting = self._waiting, deque()
-        try:
-            return real(self, *args)
-        finally:
-            self._waiting = kept
-
-    real = patches.set(Stream, "_set_aside", set_aside)
-
-
-def paused_messages_pass_a_parked_one(patches: Patches) -> None:
-    """A message is parked without those of its key that wait in a paused partition."""
-
-    def set_aside(self: Any, *args: Any) -> Any:
-        kept, self._paused = self._paused, {}
-        try:
-            return real(self, *args)
-        finally:
-            self._paused = kept
-
-    real = patches.set(Stream, "_set_aside", set_aside)
+    patches.set(KeyLanes, "remove_key", remove_key)
 
 
 def given_back_goes_to_the_end(patches: Patches) -> None:
     """A message that is given back comes again after those that wait behind it."""
 
-    def requeue(self: Any, message: Any, due_ns: int) -> Any:
-        back = real(self, message, due_ns)
-        lane = self._lane_of(message.key or (message.partition_id, message.offset))
-        if len(lane.messages) > 1:
-            lane.messages.append(lane.messages.pop(0))
-        return back
+    def wait(self: Any, message: Any, due_ms: int) -> None:
+        queue = self.busy.get(message.key)
+        if queue:
+            queue.append(message)
+            self.pass_on(message.key)
+        else:
+            real(self, message, due_ms)
 
-    real = patches.set(UnackedMessages, "requeue", requeue)
+    real = patches.set(KeyLanes, "wait", wait)
 
 
 def given_back_alone(patches: Patches) -> None:
@@ -125,16 +118,7 @@ def given_back_alone(patches: Patches) -> None:
 
 def keys_in_hand_hold_nothing(patches: Patches) -> None:
     """A loop that has not acked a message gets the next one of its key."""
-
-    def first(self: Any, arrived: Any, now_ns: int, **_ordered: Any) -> Any:
-        return real(self, arrived, now_ns, ordered=False)
-
-    real = patches.set(UnackedMessages, "take_first", first)
-
-
-def resumed_messages_come_after_later_ones(patches: Patches) -> None:
-    """What was paused comes behind what waits for its key since."""
-    patches.set(UnackedMessages, "add_resumed", lambda _self, messages: messages)
+    lanes_ignore_keys(patches)
 
 
 def lower_offsets_stay_in_hand(patches: Patches) -> None:
@@ -153,11 +137,8 @@ BREAKS: tuple[Breaks, ...] = (
     later_batches_are_parked_before_earlier_ones,
     held_messages_come_after_newer_ones,
     loop_gets_those_behind_a_parked_message,
-    opened_messages_pass_a_parked_one,
-    paused_messages_pass_a_parked_one,
     given_back_goes_to_the_end,
     given_back_alone,
     keys_in_hand_hold_nothing,
-    resumed_messages_come_after_later_ones,
     lower_offsets_stay_in_hand,
 )

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from keylane.broker.partition import parked as partition_parked
 from keylane.broker.partition.parked_key import ParkedKey
 from keylane.broker.store import group_changes as set_cursor
-from keylane.consumer.parking.park_sender import ParkSender
+from keylane.consumer.parked_reads import ParkedReads
 from keylane.metaserver.groups import sessions as group_sessions
 from keylane.metaserver.resets import live
 from keylane.metaserver.resets import rows as resets_rows
@@ -144,7 +144,7 @@ def edited_messages_come_as_they_were(patches: Patches) -> None:
     async def put(_self: Any, _key: Any, _edited: Any, _messages: Any) -> None:
         return
 
-    patches.set(ParkSender, "apply_edits", put)
+    patches.set(ParkedReads, "_apply_edits", put)
 
 
 def edits_are_put_in_the_next_place(patches: Patches) -> None:
@@ -157,7 +157,7 @@ def edits_are_put_in_the_next_place(patches: Patches) -> None:
             if message.value != before[at]:
                 messages[at + 1].value, message.value = message.value, before[at]
 
-    real = patches.set(ParkSender, "apply_edits", put)
+    real = patches.set(ParkedReads, "_apply_edits", put)
 
 
 def children_adopt_no_edits(patches: Patches) -> None:

@@ -8,7 +8,7 @@ from keylane.broker.partition import partition as partition_module
 from keylane.broker.partition.appends import Duplicate
 from keylane.consumer.client import Consumer
 from keylane.consumer.membership import Membership
-from keylane.consumer.pulling import shared_client
+from keylane.consumer.session import calls
 from keylane.producer import sending as producer_sending
 from keylane.producer.client import Producer
 from keylane.producer.send_budget import SendBudget
@@ -50,7 +50,7 @@ def id_drawn_when_made(patches: Patches) -> None:
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         real_init(self, *args, **kwargs)
-        self._drawn = environment_of(self._environment_override).draw_identity(63) | 1
+        self._drawn = environment_of(self._environment).draw_identity(63) | 1
 
     def begin(self: Any, meta: Any) -> None:
         real_begin(self, meta)
@@ -104,7 +104,7 @@ def shared_messages_held_for_an_hour(patches: Patches) -> None:
     def pull(*fields: Any) -> PullShared:
         return PullShared(*fields[:-1], 3_600_000)
 
-    patches.set(shared_client, "PullShared", pull)
+    patches.set(calls, "PullShared", pull)
 
 
 def home_is_not_looked_at(patches: Patches) -> None:

@@ -42,15 +42,7 @@ from keylane.consumer.session.state import PartitionSession
 from keylane.consumer.session.suspects import SuspectMessages
 from keylane.consumer.session.tenure import Tenure
 from sim.mutants.mutant import Mutant, Patches
-
-Apply = Any
-
-
-def _on_event(patches: Patches, kind: type, change: Apply) -> Apply:
-    """Replace what `step` does with an event; returns what it did."""
-    before = step._APPLY[kind]
-    patches.set(step, "_APPLY", {**step._APPLY, kind: change})
-    return before
+from sim.mutants.sessions import on_event
 
 
 # ── order ─────────────────────────────────────────────────────────────────────────────────────────
@@ -117,7 +109,7 @@ def key_freed_before_it_is_stored(patches: Patches) -> None:
             session.lanes.finish(message)
         session.acks.awaited.clear()
 
-    before = _on_event(patches, MessagesHandled, confirm)
+    before = on_event(patches, MessagesHandled, confirm)
 
 
 # ── several messages of a key ─────────────────────────────────────────────────────────────────────
@@ -326,7 +318,7 @@ def tries_not_loaded(patches: Patches) -> None:
         session.intake.earlier_tries = {}
 
     real = patches.set(answers, "on_acquired", on_acquired)
-    _on_event(patches, answers.Acquired, on_acquired)
+    on_event(patches, answers.Acquired, on_acquired)
 
 
 def count_leaks(patches: Patches) -> None:
@@ -336,7 +328,7 @@ def count_leaks(patches: Patches) -> None:
         session.intake.held += 1
         before(session, event, now_ms)
 
-    before = _on_event(patches, MessageFailed, on_failed)
+    before = on_event(patches, MessageFailed, on_failed)
 
 
 # ── parking ───────────────────────────────────────────────────────────────────────────────────────
@@ -400,7 +392,7 @@ def others_wait_for_an_unreadable_message(patches: Patches) -> None:
     def on_source_unreadable(session: Any, event: Any, now_ms: int) -> None:
         windows.on_window_failed(session, event.number, now_ms)
 
-    _on_event(patches, SourceUnreadable, on_source_unreadable)
+    on_event(patches, SourceUnreadable, on_source_unreadable)
 
 
 def retries_wait_for_an_unreadable_message(patches: Patches) -> None:
@@ -417,7 +409,7 @@ def unreadable_message_given_up(patches: Patches) -> None:
             window.unreadable.clear()
         before(session, event, now_ms)
 
-    before = _on_event(patches, WindowRead, on_window_read)
+    before = on_event(patches, WindowRead, on_window_read)
 
 
 def held_retries_forgotten(patches: Patches) -> None:
@@ -502,7 +494,7 @@ def suspect_not_recorded(patches: Patches) -> None:
         if suspects is not None and suspects.message is not None:
             taking.hand_out_suspect(session, suspects, now_ms)
 
-    before = _on_event(patches, TurnTaken, on_turn)
+    before = on_event(patches, TurnTaken, on_turn)
 
 
 def suspect_ack_not_awaited(patches: Patches) -> None:
@@ -513,7 +505,7 @@ def suspect_ack_not_awaited(patches: Patches) -> None:
         if session.suspects is not None:
             taking.end_suspect(session)
 
-    before = _on_event(patches, MessagesHandled, on_handled)
+    before = on_event(patches, MessagesHandled, on_handled)
 
 
 def suspects_behind_a_failed_one_set_free(patches: Patches) -> None:
@@ -563,7 +555,7 @@ def lease_not_looked_at(patches: Patches) -> None:
 
 
 def pause_ignored(patches: Patches) -> None:
-    _on_event(patches, Paused, lambda session, event, now_ms: None)
+    on_event(patches, Paused, lambda session, event, now_ms: None)
 
 
 def lock_renewed_while_a_pull_keeps_it(patches: Patches) -> None:
@@ -611,7 +603,7 @@ def more_pulled_than_workers_begin(patches: Patches) -> None:
 
 def nothing_pulled_until_a_message_ends(patches: Patches) -> None:
     """A worker that becomes free is not noticed."""
-    _on_event(patches, WorkersFree, lambda session, event, now_ms: None)
+    on_event(patches, WorkersFree, lambda session, event, now_ms: None)
 
 
 def handled_flight_begun_again(patches: Patches) -> None:

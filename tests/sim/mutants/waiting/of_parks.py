@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from keylane.admin import Admin
 from keylane.broker import parking as broker_parking
 from keylane.broker.partition import park_checks
 from keylane.broker.partition.partition import HostedPartition
+from keylane.consumer.parked_reads import ParkedReads
 from keylane.consumer.parking.ancestors import Ancestors
-from keylane.consumer.parking.key_parking import KeyParking
-from keylane.consumer.parking.park_sender import ParkSender
-from keylane.consumer.parking.redrive import Redrives
-from keylane.consumer.pulling.careful import CarefulDelivery
+from keylane.consumer.session import answers, windows
+from keylane.consumer.session.events import WindowRead
+from keylane.consumer.session.lanes import KeyLanes
+from keylane.consumer.session.parking import PartitionParking
 from keylane.metaserver.groups import lease_rows
 from keylane.protocol.frames import ParkedRows
-from keylane.protocol.parked import LOOSE, Free, ParkState
+from keylane.protocol.parked import LOOSE, Free, ParkState, Unpark
 from sim.mutants.mutant import Breaks, Patches
+from sim.mutants.sessions import on_event
 
 
 def later_messages_pass_a_parked_key(patches: Patches) -> None:
     """A consumer parks what failed, and hands later messages of the key out."""
-    patches.set(KeyParking, "park_later_messages", lambda _self, messages: messages)
+    patches.set(PartitionParking, "divert", lambda _self, messages: messages)
 
 
-def new_messages_overtake_suspects(patches: Patches) -> None:
-    """What may have ended a process waits for its turn, and later messages are handed out at
-    once.
-    """
+def opened_messages_pass_a_parked_one(patches: Patches) -> None:
+    """A message is parked without those of its key that wait in opened batches."""
 
-    def put(self: Any, messages: Any) -> None:
-        upto = self._queue._upto
-        real(self, [message for message in messages if message.offset < upto])
-        self._hand_out([message for message in messages if message.offset >= upto])
+    def remove_key(self: Any, key: bytes, matches: Any) -> Any:
+        opened, self.opened = self.opened, deque()
+        removed = real(self, key, matches)
+        self.opened = opened
+        return removed
 
-    real = patches.set(CarefulDelivery, "put", put)
+    real = patches.set(KeyLanes, "remove_key", remove_key)
 
 
 def parked_is_forgotten_at_restart(patches: Patches) -> None:
@@ -52,59 +54,61 @@ def tail_of_a_dead_key_is_handed_out(patches: Patches) -> None:
     messages out.
     """
 
-    async def refresh(self: Any) -> Any:
-        before = set(self.keys)
-        rows = await real(self)
-        dead = {row.key for row in rows if row.state is ParkState.DEAD}
-        self.keys.difference_update(dead - before)
-        return rows
+    def on_listed(session: Any, event: Any, now_ms: int) -> None:
+        before = set(session.parking.keys)
+        real(session, event, now_ms)
+        dead = {row.key for row in event.rows if row.state is ParkState.DEAD}
+        session.parking.keys.difference_update(dead - before)
 
-    real = patches.set(KeyParking, "refresh", refresh)
+    real = patches.set(answers, "on_listed", on_listed)
 
 
 def redriven_messages_run_backwards(patches: Patches) -> None:
     """The messages of a window are handled newest first."""
 
-    async def read(self: Any, *args: Any) -> Any:
-        messages, upto = await real(self, *args)
-        return messages[::-1], upto
+    async def read(self: Any, key: Any, source: int, ranges: Any) -> Any:
+        messages, upto, gone = await real(self, key, source, ranges)
+        return messages[::-1], upto, gone
 
-    real = patches.set(Redrives, "read", read)
+    real = patches.set(ParkedReads, "_read", read)
 
 
 def redriven_messages_are_done_at_once(patches: Patches) -> None:
     """A redriven message is given up when it is handed to a handler."""
 
-    async def read(self: Any, key: Any, source: int, *args: Any) -> Any:
-        messages, upto = await real_read(self, key, source, *args)
-        for message in messages:
-            self._sender.unpark(key, source, message.offset, message.offset + 1, lambda: None)
-        return messages, upto
+    def on_window_read(session: Any, event: Any, now_ms: int) -> None:
+        window = session.redrives.windows.get(event.number)
+        before(session, event, now_ms)
+        for message in event.messages if window is not None else ():
+            offset_range = message.offset, message.offset + 1
+            session.parking.add(Unpark(window.key, message.partition_id, (offset_range,)))
 
-    real_read = patches.set(Redrives, "read", read)
+    before = on_event(patches, WindowRead, on_window_read)
 
 
 def redriven_key_is_free_at_once(patches: Patches) -> None:
     """New messages of a key are handed out as soon as its redrive begins."""
 
-    def begin(self: Any, key: Any) -> None:
-        real(self, key)
-        self._release_key.__self__.keys.discard(key)
+    def begin(session: Any, redrives: Any, key: Any) -> None:
+        real(session, redrives, key)
+        session.parking.keys.discard(key)
 
-    real = patches.set(Redrives, "begin", begin)
+    real = patches.set(windows, "_begin", begin)
 
 
 def key_is_freed_with_parked_messages(patches: Patches) -> None:
     """A redriven key is freed after its first window, and the rest is forgotten."""
 
-    async def fetch_first_rows(self: Any, key: Any, count: int, *, first: int = 0) -> Any:
-        if key in seen and key not in LOOSE:
+    async def read_rows(self: Any, key: Any, count: int, first: int) -> Any:
+        if isinstance(key, int) or key in LOOSE:
+            return await real(self, key, count, first)
+        if key in seen:
             return ParkedRows((), 0)
         seen.add(key)
-        return await real(self, key, 1, first=first)
+        return await real(self, key, 1, first)
 
     seen: set[Any] = set()
-    real = patches.set(ParkSender, "fetch_first_rows", fetch_first_rows)
+    real = patches.set(ParkedReads, "_read_rows", read_rows)
 
     def check(self: Any, change: Free) -> Any:
         return change if self._parked.get(change.key) is not None else None
@@ -157,7 +161,7 @@ def messages_with_handlers_are_edited(patches: Patches) -> None:
 
 BREAKS: tuple[Breaks, ...] = (
     later_messages_pass_a_parked_key,
-    new_messages_overtake_suspects,
+    opened_messages_pass_a_parked_one,
     parked_is_forgotten_at_restart,
     tail_of_a_dead_key_is_handed_out,
     redriven_messages_run_backwards,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import msgspec
 
@@ -14,24 +14,34 @@ from keylane.broker.partition.failure_ranges import UNKNOWN
 from keylane.broker.partition.parked import Parked
 from keylane.broker.partition.parked_key import ParkedKey
 from keylane.broker.partition.partition import HostedPartition
-from keylane.consumer.handling.failing import FailureRules
-from keylane.consumer.parking.park_sender import ParkSender
-from keylane.consumer.parking.retry_runner import RetryDelivery, RetryRunner
-from keylane.consumer.pulling.pull_client import PullClient
-from keylane.protocol.parked import Shift, Unpark
+from keylane.consumer.parked_reads import ParkedReads
+from keylane.consumer.session import outcomes, setting_aside, windows
+from keylane.consumer.session.aside import AsideMessages
+from keylane.consumer.session.failure import Treatment
+from keylane.consumer.session.parking import PartitionParking
+from keylane.consumer.session.windows import attempt_of
+from keylane.consumer.settings import FailurePolicy
+from keylane.protocol.parked import ParkChange, Shift, Unpark
 from sim.mutants.mutant import Breaks, Patches
 
 
 def waiting_messages_are_kept_in_memory(patches: Patches) -> None:
     """A message that failed is acked, and only its consumer knows that it waits."""
 
-    def put(self: Any, offset: int, failure: Any, pause_ms: int) -> None:
-        self._client.mark_handled(offset)
-        due_ns = self._client.boot_ns() + pause_ms * 1_000_000
-        place = self._context.partition_id, (offset, offset + 1)
-        self._add(failure.attempts, *place, due_ns)
+    def keep(session: Any, message: Any, treatment: Any, *given: Any, asked_ms: Any = None) -> Any:
+        pause_ms = real(session, message, treatment, *given, asked_ms=asked_ms)
+        if treatment is Treatment.ASIDE:
+            session.parking._parks.pop()
+            session.parking.messages -= 1
+            _, now_ms = given
+            here = message.offset, message.offset + 1
+            session.acks.handled.add(*here)
+            session.make_ack_due(now_ms)
+            place = message.attempt, message.partition_id, here
+            session.redrives.aside.put(now_ms + pause_ms, *place)
+        return pause_ms
 
-    patches.set(RetryRunner, "put", put)
+    real = patches.set(outcomes, "set_aside", keep)
 
 
 def tries_are_forgotten_at_restart(patches: Patches) -> None:
@@ -74,69 +84,75 @@ def children_count_from_the_start(patches: Patches) -> None:
 
 def retries_are_never_due(patches: Patches) -> None:
     """No message that was set aside is tried again."""
-    patches.set(RetryRunner, "_run", _nothing_for_ever)
+    patches.set(AsideMessages, "take_due", lambda _self, _count, _now_ms: None)
 
 
 def owners_learn_of_no_retries(patches: Patches) -> None:
     """An owner does not ask what waits for retry; only what it sets aside itself is tried again."""
-    patches.set(RetryRunner, "begin", _nothing_for_ever)
+
+    async def list_aside(_self: Any, _rows: Any) -> list[Any]:
+        return []
+
+    patches.set(ParkedReads, "_list_aside", list_aside)
 
 
 def tries_are_counted_twice(patches: Patches) -> None:
     """A try that fails counts as two."""
 
-    def reschedule(self: Any, key: int, to: int | None, *rest: Any) -> None:
-        real(self, key, None if to is None else to + 1, *rest)
+    def twice(change: Shift) -> ParkChange:
+        return msgspec.structs.replace(change, to=change.to + 1) if change.to else change
 
-    real = patches.set(RetryRunner, "reschedule", reschedule)
+    _change_failed_retries(patches, twice)
 
 
 def tries_are_not_counted(patches: Patches) -> None:
     """A message that fails again waits as it did before."""
 
-    def reschedule(self: Any, key: int, to: int | None, *rest: Any) -> None:
-        real(self, key, None if to is None else key, *rest)
+    def before(change: Shift) -> ParkChange:
+        return msgspec.structs.replace(change, to=attempt_of(change.key) - 1)
 
-    real = patches.set(RetryRunner, "reschedule", reschedule)
+    _change_failed_retries(patches, before)
 
 
 def failed_retries_count_as_handled(patches: Patches) -> None:
     """A message that fails again is taken out."""
 
-    def retry(self: Any, message: Any, _failure: Any, _pause_ms: int) -> None:
-        self.mark_handled(message.offset)
+    def handled(change: Shift) -> ParkChange:
+        return Unpark(change.key, change.source, change.ranges)
 
-    patches.set(RetryDelivery, "retry", retry)
+    _change_failed_retries(patches, handled)
 
 
 def handled_retries_stay(patches: Patches) -> None:
     """A retry that succeeds is not told to the broker."""
 
-    def unpark(self: Any, key: Any, *rest: Any) -> None:
-        if isinstance(key, int):
-            rest[-1]()
-        else:
-            real(self, key, *rest)
+    def unpark(session: Any, message: Any) -> None:
+        window = session.redrives.owners[message.partition_id, message.offset]
+        real(session, message)
+        if isinstance(window.key, int):
+            windows.on_stored(session, session.parking._others.pop(), 0)
 
-    real = patches.set(ParkSender, "unpark", unpark)
+    real = patches.set(outcomes, "unpark", unpark)
 
 
 def retries_never_end(patches: Patches) -> None:
     """A message is tried on behind its last try."""
 
-    def pause_ms(self: Any, message: Any, asked_ms: int | None) -> int | None:
-        return real(dataclasses.replace(self, retry_tries_max=1_000_000), message, asked_ms)
+    def decide(settings: Any, *, attempt: int, **given: Any) -> Treatment:
+        is_retried = settings.failure_policy is FailurePolicy.RETRY
+        return cast(Treatment, real(settings, attempt=1 if is_retried else attempt, **given))
 
-    real = patches.set(FailureRules, "pause_ms", pause_ms)
+    real = patches.set(outcomes, "decide_treatment", decide)
 
 
 def retries_end_early(patches: Patches) -> None:
     """A message is a dead letter behind its first retry."""
 
-    def pause_ms(self: Any, message: Any, asked_ms: int | None) -> int | None:
-        return None if message.attempt >= 2 else real(self, message, asked_ms)
+    def decide(settings: Any, *, attempt: int, **given: Any) -> Treatment:
+        counted = attempt if attempt < 2 else settings.last_try
+        return cast(Treatment, real(settings, attempt=counted, **given))
 
-    real = patches.set(FailureRules, "pause_ms", pause_ms)
+    real = patches.set(outcomes, "decide_treatment", decide)
 
 
 def buried_messages_are_gone(patches: Patches) -> None:
@@ -153,31 +169,37 @@ def buried_messages_are_gone(patches: Patches) -> None:
 def retries_are_due_at_once(patches: Patches) -> None:
     """A message that fails again is tried without a pause."""
 
-    def reschedule(self: Any, *given: Any) -> None:
-        real(self, *given[:-1], 0)
+    def pause_ms(settings: Any, rng: Any, *, attempt: int, asked_ms: int | None) -> Any:
+        return 0 if attempt > 1 else real(settings, rng, attempt=attempt, asked_ms=asked_ms)
 
-    real = patches.set(RetryRunner, "reschedule", reschedule)
+    real = patches.set(setting_aside, "aside_ms", pause_ms)
 
 
 def retries_hold_their_keys(patches: Patches) -> None:
     """A message that fails is parked with its key, as under another policy."""
 
-    def retry(self: Any, message: Any, failure: Any, _pause_ms: int) -> None:
-        self.park(message, failure, [])
+    def decide(settings: Any, *, has_order: bool, **given: Any) -> Treatment:
+        treatment = cast(Treatment, real(settings, has_order=has_order, **given))
+        if treatment is not Treatment.ASIDE:
+            return treatment
+        return Treatment.PARKED if has_order else Treatment.DEAD
 
-    patches.set(PullClient, "retry", retry)
+    real = patches.set(outcomes, "decide_treatment", decide)
 
 
 def retries_are_learned_again(patches: Patches) -> None:
-    """An owner that had nothing to learn asks again at its next acquire, and has what it set aside
+    """An owner that had nothing to learn asks again with its next list, and has what it set aside
     itself twice.
     """
 
-    async def begin(self: Any, rows: Any, **given: Any) -> None:
-        if rows:
-            await real(self, rows, **given)
+    async def list_keys(self: Any) -> Any:
+        event = await real(self)
+        learned = vars(self).setdefault("_learned", bool(event.aside))
+        if learned or not self._shell.state.tenure.is_acquired:
+            return event
+        return msgspec.structs.replace(event, aside=await self._list_aside(event.rows))
 
-    real = patches.set(RetryRunner, "begin", begin)
+    real = patches.set(ParkedReads, "list_keys", list_keys)
 
 
 def dead_letters_have_one_failure(patches: Patches) -> None:
@@ -214,8 +236,15 @@ def next_tries_outlive_their_owner(patches: Patches) -> None:
     patches.set(Parked, "clear_retry_times", lambda _self: lambda: None)
 
 
-async def _nothing_for_ever(*_args: Any, **_kwargs: Any) -> None:
-    """Do nothing."""
+def _change_failed_retries(patches: Patches, change_of: Callable[[Shift], ParkChange]) -> None:
+    """Send another change for a message that has failed again and waits for another try."""
+
+    def add(self: Any, change: ParkChange, *, window: int = 0, try_at_ms: int = 0) -> None:
+        if isinstance(change, Shift) and try_at_ms:
+            change = change_of(change)
+        real(self, change, window=window, try_at_ms=try_at_ms)
+
+    real = patches.set(PartitionParking, "add", add)
 
 
 BREAKS: tuple[Breaks, ...] = (

@@ -2,116 +2,115 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
-from keylane.consumer.parking import redrive
+from keylane.consumer.parked_reads import ParkedReads
 from keylane.consumer.parking.ancestors import Ancestors
-from keylane.consumer.parking.passed_over import SkippedMessages
-from keylane.consumer.parking.redrive import Redrives
-from keylane.consumer.parking.retry_schedule import RetrySchedule
+from keylane.consumer.session import windows
+from keylane.consumer.session.aside import AsideMessages
+from keylane.consumer.session.events import SourceUnreadable
+from keylane.consumer.session.unreadable import UnreadableRows
 from keylane.metaserver.groups import parked_ancestors
-from keylane.protocol.errors import OffsetOutOfRangeError
+from keylane.protocol.errors import KeylaneError, OffsetOutOfRangeError
 from sim.mutants.mutant import Breaks, Patches
+from sim.mutants.sessions import on_event
 
 
 def only_the_first_asks(patches: Patches) -> None:
     """While the reads of a source fail, the same message asks each time."""
 
-    def failed(self: Any, taken: Any, now_ns: int, pause_ns: Any, *, upto: Any = None) -> None:
-        real(self, taken, now_ns, pause_ns, upto=upto)
-        failing = self._failing[taken.source]
-        if not failing.probing and failing.queued:
-            failing.queued.appendleft(failing.queued.pop())
+    def put_back(self: Any, due: Any, now_ms: int, pause_ms: Any, *, upto: Any = None) -> None:
+        failing, others = self.failing.get(due.source), ()
+        if failing is not None and due.is_probe:
+            others, failing.held = failing.held, deque()
+        real(self, due, now_ms, pause_ms, upto=upto)
+        self.failing[due.source].held.extend(others)
 
-    real = patches.set(RetrySchedule, "requeue_failed", failed)
+    real = patches.set(AsideMessages, "put_back", put_back)
 
 
 def held_tries_are_forgotten(patches: Patches) -> None:
     """What was held while its source failed is not due when that answers."""
-    patches.set(
-        RetrySchedule,
-        "on_success",
-        lambda self, source: self._failing.pop(source, None) and None,
-    )
+    patches.set(AsideMessages, "note_read", lambda self, source: self.failing.pop(source, None))
 
 
 def failed_reads_are_forgotten(patches: Patches) -> None:
     """What could not be read is not tried again."""
 
-    def failed(_self: Any, _taken: Any, _now_ns: int, _pause_ns: Any, *, upto: Any = None) -> None:
+    def put_back(_self: Any, _due: Any, _now_ms: int, _pause_ms: Any, *, upto: Any = None) -> None:
         """Forget it."""
 
-    patches.set(RetrySchedule, "requeue_failed", failed)
+    patches.set(AsideMessages, "put_back", put_back)
 
 
 def asking_never_ends(patches: Patches) -> None:
     """A source whose second read fails too is never asked again."""
 
-    def failed(self: Any, taken: Any, now_ns: int, pause_ns: Any, *, upto: Any = None) -> None:
-        real(self, taken, now_ns, pause_ns, upto=upto)
-        if taken.is_probe:
-            self._failing[taken.source].probing = True
+    def put_back(self: Any, due: Any, now_ms: int, pause_ms: Any, *, upto: Any = None) -> None:
+        real(self, due, now_ms, pause_ms, upto=upto)
+        if due.is_probe:
+            self.failing[due.source].is_probed = True
 
-    real = patches.set(RetrySchedule, "requeue_failed", failed)
+    real = patches.set(AsideMessages, "put_back", put_back)
 
 
 def loose_messages_wait_for_each_other(patches: Patches) -> None:
     """A dead letter that cannot be read holds up all others that were chosen."""
 
-    def add(self: Any, _source: int, error: Any) -> None:
-        self.error = error
-        raise error
+    def on_source_unreadable(session: Any, event: Any, now_ms: int) -> None:
+        windows.on_window_failed(session, event.number, now_ms, upto=event.upto)
 
-    patches.set(SkippedMessages, "add", add)
+    on_event(patches, SourceUnreadable, on_source_unreadable)
 
 
 def damage_hides_the_rest_of_its_source(patches: Patches) -> None:
     """Behind a damaged batch nothing more of its source is read."""
 
-    def add(self: Any, source: int, error: Any) -> None:
-        real(self, source, error)
-        self._skip_below[source] = redrive.MAX_I64
+    def add(self: Any, source: int, _upto: int | None, first_row: int) -> None:
+        real(self, source, None, first_row)
 
-    real = patches.set(SkippedMessages, "add", add)
+    real = patches.set(UnreadableRows, "add", add)
 
 
 def passed_over_is_never_asked_again(patches: Patches) -> None:
     """Dead letters that could not be read are left where they are."""
-    patches.set(SkippedMessages, "clear", lambda _self: None)
+    patches.set(UnreadableRows, "clear", lambda _self: None)
 
 
 def removed_messages_are_waited_for(patches: Patches) -> None:
     """What retention has removed is asked for, again and again."""
 
-    async def give_up(_self: Any, _key: Any, source: int, start: int, _end: int) -> None:
-        raise OffsetOutOfRangeError(partition_id=source, offset=start)
+    def give_up(_self: Any, source: int, ranges: Any) -> Any:
+        raise OffsetOutOfRangeError(partition_id=source, offset=ranges[0][0])
 
-    patches.set(Redrives, "_give_up", give_up)
+    patches.set(ParkedReads, "_give_up", give_up)
 
 
 def all_of_a_source_is_given_up(patches: Patches) -> None:
     """Where retention has removed one message, later ones of the source are given up too."""
 
-    async def give_up(self: Any, key: Any, source: int, start: int, end: int) -> None:
-        await real(self, key, source, start, end + 20)
+    def give_up(self: Any, source: int, ranges: Any) -> Any:
+        return real(self, source, [(low, high + 20) for low, high in ranges])
 
-    real = patches.set(Redrives, "_give_up", give_up)
+    real = patches.set(ParkedReads, "_give_up", give_up)
 
 
 def damaged_messages_are_given_up(patches: Patches) -> None:
     """What cannot be read counts as gone."""
 
-    async def read(self: Any, key: Any, source: int, ranges: Any, *kind: Any) -> Any:
+    async def read(self: Any, key: Any, source: int, ranges: Any) -> Any:
         try:
-            return await real(self, key, source, ranges, *kind)
-        except redrive.KeylaneError as error:
-            if getattr(error, "end_offset", None) is None:
+            return await real(self, key, source, ranges)
+        except KeylaneError as error:
+            damaged_end = getattr(error, "end_offset", None)
+            if damaged_end is None:
                 raise
             start, end = ranges[0]
-            await self._give_up(key, source, start, min(end, error.end_offset))
-            return [], end
+            upto = min(end, damaged_end)
+            return [], upto, self._give_up(source, [(start, upto)])
 
-    real = patches.set(Redrives, "read", read)
+    real = patches.set(ParkedReads, "_read", read)
 
 
 def lost_partitions_carry_on(patches: Patches) -> None:
@@ -121,15 +120,8 @@ def lost_partitions_carry_on(patches: Patches) -> None:
 
 
 def lost_parents_are_waited_for(patches: Patches) -> None:
-    """A child asks for what a lost parent has parked until someone answers."""
-
-    async def address_of(self: Any, partition_id: int) -> Any:
-        address = await real(self, partition_id)
-        if address is None:
-            raise redrive.UnreachableError(f"partition {partition_id} is away")
-        return address
-
-    real = patches.set(Ancestors, "_address_of", address_of)
+    """A child asks for what a lost parent has parked, whatever later grants say."""
+    patches.set(Ancestors, "update_grant", lambda _self, _grant: None)
 
 
 def _with_all_tokens() -> Any:

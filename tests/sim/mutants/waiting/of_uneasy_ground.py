@@ -4,46 +4,49 @@ their processes.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from keylane.broker.partition.partition import Group
 from keylane.broker.partition.suspects import Suspects
-from keylane.consumer.parking.redrive import Redrives
-from keylane.consumer.pulling import suspects as pulling_suspects
-from keylane.consumer.pulling.suspects import SuspectQueue, SuspectStep
-from keylane.protocol.errors import FencedError, KeylaneError
+from keylane.consumer.parked_reads import ParkedReads
+from keylane.consumer.session import taking, taking_batches
+from keylane.consumer.session.events import SourceUnreadable
+from keylane.consumer.session.redrive import WindowPhase
+from keylane.consumer.session.suspects import CRASHES_MAX, SuspectMessages
+from keylane.protocol.errors import KeylaneError
 from sim.mutants.mutant import Breaks, Patches
+from sim.mutants.sessions import on_event
 
 
 # ── parked keys ───────────────────────────────────────────────────────────────────────────────────
 def keys_go_on_behind_damage(patches: Patches) -> None:
     """A key whose oldest parked message cannot be read goes on behind it, as dead letters do."""
 
-    async def read_first(self: Any, key: Any, rows: Any, passed: Any) -> Any:
-        try:
-            return await real(self, key, rows, passed)
-        except FencedError:
-            raise
-        except KeylaneError as error:
-            passed.note(rows[0][0], error)
-            return None
+    def on_source_unreadable(session: Any, event: Any, now_ms: int) -> None:
+        window = session.redrives.windows.get(event.number)
+        if window is None or window.is_retry or not session.tenure.is_live:
+            before(session, event, now_ms)
+            return
+        window.unreadable.add(event.source, event.upto, event.first_row)
+        window.phase = WindowPhase.DUE
 
-    real = patches.set(Redrives, "_read_first", read_first)
+    before = on_event(patches, SourceUnreadable, on_source_unreadable)
 
 
 def unreadable_parked_messages_are_given_up(patches: Patches) -> None:
     """A parked message that cannot be read counts as gone, and its key goes on."""
 
-    async def read(self: Any, key: Any, source: int, ranges: Any, *kind: Any) -> Any:
+    async def read(self: Any, key: Any, source: int, ranges: Any) -> Any:
         try:
-            return await real(self, key, source, ranges, *kind)
+            return await real(self, key, source, ranges)
         except KeylaneError as error:
             if getattr(error, "end_offset", None) is None:
                 raise
-            await self._give_up(key, source, ranges[0][0], ranges[0][0] + 1)
-            return [], ranges[0][0] + 1
+            first = ranges[0][0]
+            return [], first + 1, self._give_up(source, [(first, first + 1)])
 
-    real = patches.set(Redrives, "read", read)
+    real = patches.set(ParkedReads, "_read", read)
 
 
 def acked_messages_need_no_segment(patches: Patches) -> None:
@@ -68,29 +71,51 @@ def a_restart_of_the_owner_clears_suspects(patches: Patches) -> None:
 
 def suspects_are_handed_out_together(patches: Patches) -> None:
     """Suspects are handed out as any other message, and none is ever accused."""
+    patches.set(taking, "take_suspect", lambda _session, _suspects, _now_ms: False)
+    patches.set(taking_batches, "take_suspect", lambda _session, _suspects, _now_ms: False)
 
-    def next_step(self: Any) -> Any:
-        step = real(self)
-        return step and (step[0], SuspectStep.PLAIN if step[1] is SuspectStep.CAREFUL else step[1])
 
-    real = patches.set(SuspectQueue, "next", next_step)
+def new_messages_overtake_suspects(patches: Patches) -> None:
+    """What may have ended a process waits for its turn, and later messages are handed out at
+    once.
+    """
+
+    def take_suspect(session: Any, suspects: Any, now_ms: int) -> bool:
+        if not real(session, suspects, now_ms):
+            return False
+        lanes = session.lanes
+        while taking.open_next(session, now_ms):
+            """Look at everything that is pulled."""
+        later = [each for each in lanes.opened if each.offset >= suspects._upto]
+        lanes.opened = deque(each for each in lanes.opened if each.offset < suspects._upto)
+        for message in later:
+            if lanes.claim(message):
+                taking._hand_out(session, message, now_ms)
+        return True
+
+    real = patches.set(taking, "take_suspect", take_suspect)
 
 
 def accused_messages_are_tried_for_ever(patches: Patches) -> None:
     """However often it ended its process, a message is tried once more."""
-    patches.set(pulling_suspects, "CRASHES_MAX", 1 << 30)
-    patches.set(SuspectQueue, "put", lambda self, messages: self._waiting.extend(messages))
+    patches.set(taking, "sets_aside", lambda _settings: False)
 
 
 def all_suspects_are_accused(patches: Patches) -> None:
     """Every message that was in hand at the ends is set aside, not the one alone that was begun."""
 
-    def next_step(self: Any) -> Any:
-        if self._waiting and self._waiting[0].offset < self._upto:
-            return self._waiting.popleft(), SuspectStep.SET_ASIDE
-        return real(self)
+    class AllAccused(dict[int, int]):
+        upto = 0
 
-    real = patches.set(SuspectQueue, "next", next_step)
+        def get(self, offset: int, _default: Any = None) -> int:
+            return CRASHES_MAX if offset < self.upto else 0
+
+    def init(self: Any, upto: int, begun: Any, now_ms: int) -> None:
+        real(self, upto, begun, now_ms)
+        self.crashes = AllAccused(self.crashes)
+        self.crashes.upto = upto
+
+    real = patches.set(SuspectMessages, "__init__", init)
 
 
 BREAKS: tuple[Breaks, ...] = (
@@ -100,6 +125,7 @@ BREAKS: tuple[Breaks, ...] = (
     no_message_is_suspected,
     a_restart_of_the_owner_clears_suspects,
     suspects_are_handed_out_together,
+    new_messages_overtake_suspects,
     accused_messages_are_tried_for_ever,
     all_suspects_are_accused,
 )
