@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
-from keylane.admin import ParkedKeyView, PartitionProgress
+from keylane.admin import ParkedKeyView, ParkState, PartitionProgress
 from keylane.errors import GroupUnknownError
 from keylane.testing import ClientProgram, VirtualCluster
 
@@ -64,8 +64,8 @@ class BillingShop:
     async def place(self, *orders: str, subject: str = ORDERS, **options: Any) -> None:
         """Send orders, one after another."""
         for order in orders:
-            value = order.encode()
-            await self.producer.send(subject, value, key=customer_of(order) or None, **options)
+            key = {"key": customer} if (customer := customer_of(order)) else {}
+            await self.producer.send(subject, order.encode(), **key, **options)
 
     def consumer(self, **options: Any) -> Consumer:
         """A consumer of the group; without a handler, for a loop."""
@@ -156,11 +156,13 @@ class BillingShop:
             return []
 
     async def until_set_aside(self, messages: int = 1, within_s: float = 300) -> ParkedKeyView:
-        """Wait until so many orders are set aside under one key, and return it."""
+        """Wait until so many orders are set aside under one key, which waits, and return it."""
 
         async def found() -> ParkedKeyView | None:
             views = await self.set_aside()
-            return views[0] if len(views) == 1 and views[0].messages == messages else None
+            if [view.messages for view in views] != [messages]:
+                return None
+            return None if views[0].state is ParkState.REDRIVING else views[0]
 
         view: ParkedKeyView = await self.cluster.until(found, within_s=within_s)
         return view
