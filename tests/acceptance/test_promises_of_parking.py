@@ -1,15 +1,16 @@
 """What docs/PARKING.md promises, each promise as a story of a shop whose orders are billed.
 
-The cluster is the real one, in virtual time. What needs processes, damaged files or millions of
+The cluster is the real one, in virtual time. What needs real processes, broken files or many
 messages has its story elsewhere:
 
-* rows of Arrow data that end their process, and messages that end a real one:
-  tests/integration/parking/test_crashes.py;
-* the table of limits, and dead keys: tests/integration/parking/test_full_parking.py;
+* rows of Arrow data that end their process: tests/integration/parking/test_crashes.py;
+* limits, and dead keys: tests/integration/parking/test_full_parking.py, and a million messages in
+  tests/unit/broker/partition/test_parked.py;
 * commands: tests/integration/clients/test_parked.py;
-* merges, and parts of a group that are reset: tests/integration/parking/test_parked_keys.py,
+* merges, and parts of a group that are reset: tests/integration/parking/test_parked_keys.py and
   test_resets_of_parked_keys.py;
-* damage: tests/property/broker/test_storage_damage.py, tests/crash.
+* retention, and damage of records: tests/unit/broker/store/test_parking.py;
+* messages that cannot be read: tests/unit/consumer/session/test_unreadable.py.
 """
 
 from __future__ import annotations
@@ -430,7 +431,7 @@ async def test_redriven_order_that_ends_its_process_stays_parked(
 async def test_order_of_a_shared_group_that_ends_its_process_is_dead_after_three_ends(
     keylane_cluster: VirtualCluster,
 ):
-    shared = {"settings": {"consume_strategy": "shared"}, **DEAD}
+    shared = {"settings": {"consume_strategy": "shared"}, "on_failure": "dead", "tries_max": 99}
     async with open_shop(keylane_cluster) as shop:
         shop.fatal = {"bob-1"}
         await shop.place("anna-1", "bob-1", "carl-1")
