@@ -753,7 +753,11 @@ async def test_callbacks_are_called_before_the_first_pull_and_before_the_hand_ov
             told.append("billed")
 
         def note(text: str) -> Any:
-            return lambda partitions: told.append(f"{text} {len(partitions)}")
+            async def callback(partitions: list[int]) -> None:
+                await asyncio.sleep(1)
+                told.append(f"{text} {len(partitions)}")
+
+            return callback
 
         settings = {"on_assigned": note("assigned"), "on_revoked": note("revoked")}
         async with shop.consumer(handler=bill, settings=settings):
