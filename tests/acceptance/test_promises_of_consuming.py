@@ -1,14 +1,18 @@
 """What docs/CONSUMING.md promises, each promise as a story of a shop whose orders are billed.
 
-The cluster is the real one, in virtual time. What needs threads, files or signals has its story
-elsewhere:
+The cluster is the real one, in virtual time. What needs threads, signals or much time of the
+processor has its story in tests/integration/:
 
-* handlers in threads: tests/integration/consumers/test_taking_many.py;
-* no event loop: tests/integration/clients/test_sync_consumer.py, and the page's own program in
-  test_without_a_loop.py;
-* SIGTERM of a real process: tests/integration/consumers/test_consumer_run.py;
-* 10,000 ranges of acks: tests/integration/consumers/test_ack_range_limit.py, test_refused_acks.py;
-* what is parked or dead: test_promises_of_parking.py.
+* handlers in threads, and those that block the loop: consumers/test_taking_many.py and
+  test_failing_handlers.py; a pool of processes, and no event loop: clients/test_sync_consumer.py
+  and test_without_a_loop.py;
+* signals of a real process: consumers/test_consumer_run.py;
+* 10,000 ranges of acks: consumers/test_ack_range_limit.py and test_refused_acks.py;
+* what operators see of a loop: parking/test_hanging_handlers.py and test_named_troubles.py;
+* starts at a time, and brokers that are away: groups/test_starts.py;
+* switches of one client, and of the program: groups/test_switches.py and
+  consumers/test_consumer_suspend.py;
+* what is parked or dead: test_promises_of_parking.py beside this file.
 """
 
 from __future__ import annotations
@@ -550,6 +554,20 @@ async def test_order_that_is_given_back_comes_before_later_ones_of_its_customer(
         assert taken == [("anna-1", 1), ("bob-1", 1), ("anna-1", 2), ("anna-2", 1)]
 
 
+async def test_later_order_of_a_best_tried_subject_waits_for_the_ack_and_not_for_a_nack(
+    keylane_cluster: VirtualCluster,
+):
+    async with open_shop(keylane_cluster, strategy="best_tried") as shop:
+        await shop.place("anna-1", "anna-2")
+        async with shop.consumer() as consumer:
+            first = await anext(consumer)
+            waiting = asyncio.ensure_future(anext(consumer))
+            await asyncio.sleep(5)
+            assert (first.value, waiting.done()) == (b"anna-1", False)
+            await first.nack()
+            assert (await waiting).value == b"anna-2"
+
+
 async def test_getmany_returns_orders_of_a_customer_together_and_later_ones_after_the_ack(
     keylane_cluster: VirtualCluster,
 ):
@@ -699,6 +717,32 @@ async def test_consumer_of_several_subjects_calls_the_function_of_each(
             await shop.place("bob-1", subject="payments")
             await keylane_cluster.until(lambda: billed and booked)
         assert (billed, booked) == (["anna-1"], ["bob-1"])
+
+
+async def test_consumer_of_several_subjects_ends_when_one_of_its_functions_ends_it(
+    keylane_cluster: VirtualCluster,
+):
+    async with open_shop(keylane_cluster) as shop:
+        await keylane_cluster.create_subject("payments")
+
+        async def work() -> None:
+            consumer = Consumer(keylane_cluster.address)
+
+            @consumer.on(ORDERS, group=BILLING)
+            async def bill(_message: Message) -> None:
+                raise SystemExit(3)
+
+            @consumer.on("payments", group=BILLING)
+            async def book(_message: Message) -> None: ...
+
+            await consumer.run()
+
+        biller = shop.start(work)
+        await shop.place("anna-1")
+        with pytest.raises(SystemExit):
+            await biller.wait()
+        # then both have handed over: the group of the other one has no member
+        assert (await shop.admin.describe_group("payments", BILLING)).sessions == 0
 
 
 async def test_process_of_the_same_instance_takes_the_place_of_its_predecessor_at_once(
