@@ -139,11 +139,12 @@ class ConsumerSettings:
         broadcast: default False; True, in place of a group: this consumer gets every message that
             is sent while it is open, and leaves no state behind.
         tags: default None; only messages with one of these tags are handled. Others count as
-            handled, and brokers skip batches without any of them.
+            handled, and brokers skip uncompressed batches without any of them.
         filter: default None; only messages with these properties, for example {"country": "DE"}, or
             those for which a synchronous function of a message returns True, are handled. An error
             in the function counts as a failed attempt. All members of a group need the same tags
-            and filter.
+            and filter; functions are compared by name, and lambdas by their code, which differs
+            between minor versions of Python.
         on_assigned: default None; called with the ids of partitions that were granted, before
             anything is pulled from them.
         on_revoked: default None; called before partitions move to another consumer; without a

@@ -4,7 +4,7 @@
 keylane dev --subject orders --subject bills      (in another terminal)
 python examples/trace_sent_messages.py
 
-To use OpenTelemetry instead of the two functions, see docs/CONSUMING.md, "Traces".
+To use OpenTelemetry instead of the two functions, see docs/do/trace-messages.md.
 """
 
 import asyncio

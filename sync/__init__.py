@@ -1,6 +1,10 @@
 """Blocking clients for programs without an event loop, such as scripts and notebooks.
 
 from keylane.sync import Consumer, Producer
+
+Each client runs in a thread of its own. Records that are logged there, for example in an outage,
+are handled a moment later on a thread named `keylane logs`, so that a handler of `logging` may send
+them.
 """
 
 from typing import TYPE_CHECKING
