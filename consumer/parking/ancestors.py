@@ -25,6 +25,7 @@ from ...protocol.errors import (
     UnreachableError,
 )
 from ...protocol.frames import Acquired, AdoptParked, ParkedToAdopt, ReleaseParked
+from ...protocol.operations import SubjectHistory
 from ...protocol.parked import Adopt, AncestorNotified, decode_adopted
 from ...protocol.routing import Partition, PartitionState
 from .context import ParkContext
@@ -133,7 +134,10 @@ class Ancestors:
             UnreachableError: the broker is down.
             KeylaneError: no metaserver replied.
         """
-        history = await self._context.owner.history()
+        return self._find_address(partition_id, await self._context.owner.history())
+
+    def _find_address(self, partition_id: int, history: SubjectHistory) -> str | None:
+        """Return the same as `_address_of`, given the subject's history."""
         for past in history.partitions:
             if past.partition.partition_id != partition_id:
                 continue
@@ -162,11 +166,17 @@ class Ancestors:
         try:
             await self._refresh()
             for source in self.unneeded_ancestors:
-                address = await self._address_of(source)
+                history = await context.owner.history()
+                address = self._find_address(source, history)
                 if address is not None:
                     _, group, _, token = context.lease
                     request = ReleaseParked(
-                        source, group, partition.range_start, partition.range_end, token
+                        source,
+                        group,
+                        partition.range_start,
+                        partition.range_end,
+                        token,
+                        inherits_loose(history, source, int(partition.partition_id)),
                     )
                     try:
                         await context.broker_at(address).call(request)
@@ -185,3 +195,27 @@ class Ancestors:
             log.info("%s: cannot handle parked messages: %s", context.log_name, error.message)
         finally:
             self._notify_task = None
+
+
+def inherits_loose(history: SubjectHistory, ancestor_id: int, partition_id: int) -> bool:
+    """
+    Return True if loose messages that are parked on an ancestor pass to this partition.
+
+    Each time a partition is replaced, they pass to the child that contains its first logical
+    partition, which need not contain that of the ancestor. Through a partition that was lost they
+    may have passed or not, so nobody inherits them for certain, and the ancestor keeps them.
+    """
+    passed = [
+        past.partition for past in history.partitions if past.partition.partition_id == ancestor_id
+    ]
+    while passed:
+        parent = passed.pop()
+        for past in history.partitions:
+            child = past.partition
+            is_child = parent.partition_id in child.parents
+            if is_child and child.range_start <= parent.range_start < child.range_end:
+                if child.partition_id == partition_id:
+                    return True
+                if not past.lost:
+                    passed.append(child)
+    return False
