@@ -113,7 +113,7 @@ def lanes_ignore_keys(patches: Patches) -> None:
         self.register_running()
         while not self.arrivals and self._stored:
             self._open()
-        queue = self.due or self.arrivals
+        queue = self.due_retries or self.arrivals
         return queue.popleft() if queue else None
 
     patches.set(Lanes, "take", take)

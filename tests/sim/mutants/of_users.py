@@ -50,7 +50,7 @@ def id_drawn_when_made(patches: Patches) -> None:
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         real_init(self, *args, **kwargs)
-        self._drawn = environment_of(self._environment_override).draw_identity(63) | 1
+        self._drawn = environment_of(self._environment).draw_identity(63) | 1
 
     def begin(self: Any, meta: Any) -> None:
         real_begin(self, meta)

@@ -25,7 +25,7 @@ def keys_go_on_behind_damage(patches: Patches) -> None:
         except FencedError:
             raise
         except KeylaneError as error:
-            passed.note(rows[0][0], error)
+            passed.add(rows[0][0], error)
             return None
 
     real = patches.set(Redrives, "_read_first", read_first)
