@@ -56,6 +56,9 @@ class PlannedRange:
     start: int
     end: int
     subject: str
+    range_start: int
+    range_end: int
+    """The logical partitions `[range_start, range_end)` of the partition."""
     queue: int
     logic_start: int
     """The logic offset that corresponds to offset 0 of the partition."""
@@ -345,6 +348,8 @@ def _planned_range(
         start=start,
         end=end,
         subject=selected.subject,
+        range_start=partition.range_start,
+        range_end=partition.range_end,
         queue=partition.queue,
         logic_start=partition.logic_start,
         epoch=selected.epoch,

@@ -260,7 +260,7 @@ class Parking:
             )
 
     async def _handle_release(self, request: ReleaseParked, _payload: memoryview) -> Handled:
-        """Record that a child no longer needs the messages that are parked on this ancestor."""
+        """Record that a descendant no longer needs the messages parked on this ancestor."""
         partition = self._store.state.partition(request.partition_id)
         partition.check_fences_known()
         group = partition.groups.get(request.group)
@@ -272,10 +272,7 @@ class Parking:
             # Only this partition was reset after the owner was granted the child, so it may have
             # parked messages again.
             raise FencedError(token=request.token, current_token=group.lock.fence)
-        includes_loose = (
-            request.range_start <= partition.facts.partition.range_start < request.range_end
-        )
-        change = AncestorReleased(request.range_start, request.range_end, includes_loose)
+        change = AncestorReleased(request.range_start, request.range_end, request.includes_loose)
         await self._apply_changes(partition, group, [change])
         return ParkedChanged(group.parked_version), b""
 

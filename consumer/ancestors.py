@@ -19,6 +19,7 @@ from typing import Protocol
 from ..protocol.control import Grant
 from ..protocol.errors import UnreachableError
 from ..protocol.frames import Acquired, AdoptParked, ParkedToAdopt
+from ..protocol.operations import SubjectHistory
 from ..protocol.parked import Adopt, RequestedChange, decode_adopted
 from ..protocol.routing import Partition, PartitionState
 from ..rpc.client import BrokerClient
@@ -149,7 +150,10 @@ class Ancestors:
             UnreachableError: the broker is down.
             KeylaneError: no metaserver replied.
         """
-        history = await self._context.owner.history()
+        return self.find_address(partition_id, await self._context.owner.history())
+
+    def find_address(self, partition_id: int, history: SubjectHistory) -> str | None:
+        """Return the same as `address_of`, given the subject's history."""
         for past in history.partitions:
             if past.partition.partition_id != partition_id:
                 continue
@@ -164,3 +168,27 @@ class Ancestors:
                 f"group, is down"
             )
         return None
+
+
+def inherits_loose(history: SubjectHistory, ancestor_id: int, partition_id: int) -> bool:
+    """
+    Return True if loose messages that are parked on an ancestor pass to this partition.
+
+    Each time a partition is replaced, they pass to the child that contains its first logical
+    partition, which need not contain that of the ancestor. Through a partition that was lost they
+    may have passed or not, so nobody inherits them for certain, and the ancestor keeps them.
+    """
+    passed = [
+        past.partition for past in history.partitions if past.partition.partition_id == ancestor_id
+    ]
+    while passed:
+        parent = passed.pop()
+        for past in history.partitions:
+            child = past.partition
+            is_child = parent.partition_id in child.parents
+            if is_child and child.range_start <= parent.range_start < child.range_end:
+                if child.partition_id == partition_id:
+                    return True
+                if not past.lost:
+                    passed.append(child)
+    return False

@@ -726,10 +726,12 @@ class Consumer(LoopBoundClient, Generic[V]):
             await self._consumer_set.suspend()
             return
         self._loop_binding.check_not_elsewhere()
-        if self._membership is None or self._assignments is None:
+        assignments = self._assignments
+        if self._membership is None or assignments is None:
             raise ClosedError("the consumer is not open")
         await self._membership.suspend(True)
-        hand_overs = self._assignments.hand_over_all()
+        # The consumer may have closed since, which has handed everything over.
+        hand_overs = assignments.hand_over_all()
         if hand_overs and not self._called_by_handler():
             # The body of an iteration may call this before it acks, so limit the wait.
             limit_ms = self._settings.handover_ms + 2 * self._settings.call_timeout_ms

@@ -57,7 +57,7 @@ from ..protocol.routing import PartitionState
 from ..protocol.text import MAYBE_OLDER_COPY
 from ..rpc.client import BrokerClient
 from ..rpc.connections import Connections
-from .ancestors import Ancestors
+from .ancestors import Ancestors, inherits_loose
 from .delivery.copied import copied_delivery
 from .delivery.decode import decode_messages
 from .session.events import AncestorLeft, KeysListed, SourceUnreadable, WindowRead
@@ -212,12 +212,18 @@ class ParkedReads:
         """Tell an ancestor that none of its parked messages is needed. Raises KeylaneError; a
         FencedError of the ancestor does not affect the lease of this partition.
         """
-        address = await self._ancestors.address_of(source)
+        history = await self.owner.history()
+        address = self._ancestors.find_address(source, history)
         if address is not None:
             _, group, _, token = self.lease
             partition = self.grant.partition
             request = ReleaseParked(
-                source, group, partition.range_start, partition.range_end, token
+                source,
+                group,
+                partition.range_start,
+                partition.range_end,
+                token,
+                inherits_loose(history, source, int(partition.partition_id)),
             )
             await self.broker_at(address).call(request)
         return AncestorLeft(source)

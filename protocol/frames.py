@@ -255,7 +255,7 @@ class AdoptParked(Frame, frozen=True, array_like=True, tag=14):
 
 class ReleaseParked(Frame, frozen=True, array_like=True, tag=15):
     """
-    Report that a child no longer needs the messages that the group had parked on an ancestor.
+    Report that a descendant no longer needs the messages that the group had parked on an ancestor.
     Answer: ParkedChanged.
 
     This covers keys in the logical partitions `[range_start, range_end)`.
@@ -266,9 +266,11 @@ class ReleaseParked(Frame, frozen=True, array_like=True, tag=15):
     range_start: int
     range_end: int
     token: int = 0
-    """Token of the child's owner; 0: unknown. A token below the ancestor's fence is refused,
+    """Token of the descendant's owner; 0: unknown. A token below the ancestor's fence is refused,
     because a reset may have been followed by new parked messages.
     """
+    includes_loose: bool = False
+    """True if it also covers loose messages, which the descendant has inherited."""
 
 
 class EditParked(Frame, frozen=True, array_like=True, tag=20):

@@ -72,7 +72,8 @@ class ReplacingRows:
             partition_id = pending.pop()
             entry = self._history[partition_id]
             end = entry.end_offset
-            if end and was_read(partition_id, 0, end):
+            is_empty_root = end == 0 and not entry.partition.parents
+            if is_empty_root or (end and was_read(partition_id, 0, end)):
                 continue
             parents = {int(parent) for parent in entry.partition.parents} & self._history.keys()
             if not parents or (partition_id not in self.ids and end != 0):

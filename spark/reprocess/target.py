@@ -13,6 +13,8 @@ Invariants
     start), so brokers recognize the rows of a repeated piece, and store each row once.
     The metadata of a piece is only written after all its rows are stored.
     The rows of a piece are stored before those of the next piece of its task.
+    A row without a key is stored in the range of the partition that its piece is a part of. So if
+    rows replace messages, each partition of rows only has rows of messages of its ancestors.
 """
 
 from __future__ import annotations
@@ -58,9 +60,14 @@ class HiddenRows:
     """The time for rows that have none, in nanoseconds since 1970."""
 
 
-def store_rows(hidden: HiddenRows, messages: pa.Table, piece: JobPiece) -> None:
+def store_rows(
+    hidden: HiddenRows, messages: pa.Table, piece: JobPiece, *, keyless_bounds: tuple[int, int]
+) -> None:
     """
     Store the rows of a piece, and wait until all of them are stored. This blocks.
+
+    Args:
+        keyless_bounds: the range of the partition that the piece is a part of.
 
     Raises:
         RowsError: a row is not a valid message, or an earlier attempt had other rows.
@@ -79,6 +86,7 @@ def store_rows(hidden: HiddenRows, messages: pa.Table, piece: JobPiece) -> None:
             rng=random.Random(),
             subject_id=hidden.subject_id,
             allow_reserved=True,
+            keyless_bounds=keyless_bounds,
         )
     )
 

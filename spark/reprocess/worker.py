@@ -98,7 +98,12 @@ def run_piece(job: Job, task: JobTask, planned_range: PlannedRange) -> int:
     )
     folder.write_parked(piece, parked)
     if task.hidden is not None:
-        store_rows(task.hidden, to_messages(rows, job=job.name, piece=piece), piece)
+        store_rows(
+            task.hidden,
+            to_messages(rows, job=job.name, piece=piece),
+            piece,
+            keyless_bounds=(planned_range.range_start, planned_range.range_end),
+        )
         folder.record_piece(piece, task.hidden.mark)
         return piece.rows
     output = rows.drop_columns([REPLAY]) if REPLAY in rows.column_names else rows

@@ -502,6 +502,8 @@ def _plan_range(view: View, batch_range: BatchRange) -> PlannedRange:
         start=batch_range.start,
         end=batch_range.end,
         subject=branch.subject,
+        range_start=partition.range_start,
+        range_end=partition.range_end,
         queue=partition.queue,
         logic_start=partition.logic_start,
         epoch=branch.epoch,

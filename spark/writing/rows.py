@@ -41,6 +41,7 @@ MICROS_MAX = MAX_I64 // 1_000
 """The latest time of a message, in microseconds since 1970; its negative is the earliest."""
 KEYLESS_RUN = 4_096
 """The number of consecutive rows without a key that go to the same logical partition."""
+ALL_LOGICAL_PARTITIONS = (0, LOGICAL_PARTITIONS)
 I64: TypeAlias = npt.NDArray[np.int64]
 U16: TypeAlias = npt.NDArray[np.uint16]
 
@@ -230,12 +231,20 @@ class RowReader:
         message_bytes_max: the maximum size of a message in the subject, in bytes.
         task: the number of the task, for error messages.
         allow_reserved: allow properties whose names are reserved for keylane.
+        keyless_bounds: the logical partitions `[start, end)` that rows without a key go to.
     """
 
     def __init__(
-        self, *, salt: bytes, message_bytes_max: int, task: int, allow_reserved: bool = False
+        self,
+        *,
+        salt: bytes,
+        message_bytes_max: int,
+        task: int,
+        allow_reserved: bool = False,
+        keyless_bounds: tuple[int, int] = ALL_LOGICAL_PARTITIONS,
     ) -> None:
         self._salt = salt
+        self._keyless_bounds = keyless_bounds
         self._message_bytes_max = message_bytes_max
         self._task = task
         self._allow_reserved = allow_reserved
@@ -282,8 +291,9 @@ class RowReader:
     def _keyless_partitions(self, count: int) -> U16:
         """Return the logical partitions that the next rows get if they have no key."""
         first, last = self.row // KEYLESS_RUN, (self.row + count) // KEYLESS_RUN
+        start, end = self._keyless_bounds
         partition_of_run = [
-            xxhash.xxh3_64_intdigest(self._salt + run.to_bytes(8, "little")) % LOGICAL_PARTITIONS
+            start + xxhash.xxh3_64_intdigest(self._salt + run.to_bytes(8, "little")) % (end - start)
             for run in range(first, last + 1)
         ]
         runs = np.arange(self.row, self.row + count) // KEYLESS_RUN - first

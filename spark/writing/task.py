@@ -14,7 +14,7 @@ from ...rpc.network import Network
 from .guard import OrderGuard, guarded_columns
 from .job import TaskReport, WriteOptions
 from .lanes import TaskSender
-from .rows import RowReader
+from .rows import ALL_LOGICAL_PARTITIONS, RowReader
 
 
 async def write_task(
@@ -30,6 +30,7 @@ async def write_task(
     rng: random.Random,
     subject_id: int = 0,
     allow_reserved: bool = False,
+    keyless_bounds: tuple[int, int] = ALL_LOGICAL_PARTITIONS,
 ) -> TaskReport:
     """
     Write the rows of a task to a subject, wait until they are stored, and return a report.
@@ -40,6 +41,8 @@ async def write_task(
         subject_id: the id of the subject; 0 for the subject that has the name when the task begins.
         allow_reserved: True for rows from `keylane spark reprocess`, which have properties whose
             names are reserved for keylane.
+        keyless_bounds: the logical partitions `[start, end)` that rows without a key go to; they
+            are the same in each attempt.
 
     Raises:
         RowsError: the rows cannot be written, or an earlier attempt had other rows.
@@ -66,7 +69,11 @@ async def write_task(
                 limit = (await sender.open()).message_bytes_max
                 salt = "\0".join(map(str, identity)).encode()
                 reader = RowReader(
-                    salt=salt, message_bytes_max=limit, task=task, allow_reserved=allow_reserved
+                    salt=salt,
+                    message_bytes_max=limit,
+                    task=task,
+                    allow_reserved=allow_reserved,
+                    keyless_bounds=keyless_bounds,
                 )
                 columns = guarded_columns(batch.schema.names, options.order)
                 guard = None if columns is None else OrderGuard(columns, task=task)

@@ -74,7 +74,7 @@ FRAMES: list[tuple[int, frames.Request | frames.Answer]] = [
     (12, frames.ListParked(7, "audit", "0123456789abcdef", 5, 5_000)),
     (13, frames.ReadParked(7, "audit", "0123456789abcdef", 5, b"N14228", 256)),
     (14, frames.AdoptParked(7, "audit", 0, 512, 5_000)),
-    (15, frames.ReleaseParked(7, "audit", 0, 512, 5)),
+    (15, frames.ReleaseParked(7, "audit", 0, 512, 5, True)),
     (20, frames.EditParked(7, "audit", b"N14228", 3, 2**40, b"\x81\xa1a\xa1b")),
     (21, frames.ReadEdited(7, "audit", None, 3, 2**40)),
     (1, frames.Appended(-1, "fsync", True)),

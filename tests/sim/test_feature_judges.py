@@ -17,7 +17,7 @@ from keylane.checker.events import (
 )
 from keylane.checker.findings import Findings
 from keylane.protocol.progress import CursorView, GroupReset
-from sim.features.carried import GROUP, Judged, Round, Row
+from sim.features.carried import GROUP, Judged, Round, Row, astray
 from sim.features.deletions import Life, check_groups, mixed_up, owners_of
 from sim.features.instances import stale_calls
 from sim.features.live_resets import check_resets, granted_while_set, unhandled_after
@@ -254,6 +254,16 @@ def test_message_may_come_again_when_a_later_cut_over_has_put_it_behind_an_unhan
     assert "(1, 1) was handled, and came again" in early
     (back,) = seen.again([cut, Round("i", cursors={2: 0}, published_at=8, **later)])
     assert "(1, 1) was handled, and came again" in back
+
+
+def test_row_is_told_when_it_lies_in_a_partition_that_does_not_continue_its_source():
+    """Also where a publication lies between the two; and not while it has not been stored."""
+    rows = [Row((1, 0), b"", b"v0.1:0"), Row((2, 0), b"k", b"v0.1:1")]
+    parents = {1: (), 2: (), 3: (1,), 4: (2,), 5: (3, 1), 6: (5,)}
+    right = Round("h", rows=rows, stored={b"v0.1:0": (6, 0), b"v0.1:1": (4, 0)})
+    assert astray([right], parents) == []
+    (told,) = astray([Round("h", rows=rows, stored={b"v0.1:0": (4, 7)})], parents)
+    assert told == "b'v0.1:0' of (1, 0) is at (4, 7), which does not continue it"
 
 
 # ── loops ─────────────────────────────────────────────────────────────────────────────────────────

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from keylane.protocol.control import Heartbeat, Join, Suspend
 from keylane.protocol.errors import ClosedError, LeaseLostError, SessionUnknownError
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
+from keylane.testing import VirtualCluster, run
 from support.cluster import Cluster, eventually
 
 
@@ -226,3 +228,27 @@ async def test_heartbeat_with_an_old_version_changes_no_suspension(
     assert not second.grants
     newest = Heartbeat(session=session, known_version=second.version, suspended=False)
     assert len((await meta.call(endpoints.HEARTBEAT, newest)).grants) == 2
+
+
+def test_suspend_has_nothing_to_hand_over_when_the_consumer_closes_meanwhile():
+    """A consumer may close while `suspend` waits for the metaserver's answer."""
+
+    async def story(cluster: VirtualCluster) -> None:
+        await cluster.create_subject("orders")
+        for after_ms in range(7):  # a close takes about 7 virtual milliseconds
+            consumer = Consumer(
+                cluster.address, subject="orders", group="billing", handler=_ignore_message
+            )
+            await consumer.__aenter__()
+            closing = asyncio.create_task(consumer.close())
+            await asyncio.sleep(after_ms / 1000)
+            with suppress(ClosedError):
+                await consumer.suspend()
+            await closing
+
+    for seed in range(2):
+        run(story, seed=seed)
+
+
+def _ignore_message(_message: Message) -> None:
+    """Handle a message."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import pyarrow as pa
@@ -320,6 +321,21 @@ async def test_cut_over_is_refused_when_the_hidden_subject_lacks_the_rows_of_the
     assert sorted(map(int, values)) == list(range(30))
 
 
+def plan_batch(
+    cluster: Cluster, subject: str, start: dict | None, **options: str
+) -> tuple[dict, int]:
+    """The end of the next batch of a stream, and its number of rows."""
+    source = KeylaneSource({"meta": cluster.meta, "subject": subject, **options})
+    reader = source.streamReader(spark_schema())
+    try:
+        begin = reader.initialOffset() if start is None else start
+        end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+        planned = reader.partitions(begin, end)
+    finally:
+        reader.stop()
+    return end, sum(each.end - each.start for task in planned for each in task.ranges)
+
+
 async def test_stream_passes_over_the_rows_of_messages_that_it_had(file_cluster: Cluster, tmp_path):
     """Nothing lies behind the rows yet; one that was in the middle of a partition ends with the
     loss.
@@ -329,15 +345,7 @@ async def test_stream_passes_over_the_rows_of_messages_that_it_had(file_cluster:
     await send(file_cluster, range(30), subject)
 
     def tasks(start: dict | None, **options: str) -> tuple[dict, int]:
-        source = KeylaneSource({"meta": file_cluster.meta, "subject": subject, **options})
-        reader = source.streamReader(spark_schema())
-        try:
-            begin = reader.initialOffset() if start is None else start
-            end = reader.latestOffset(begin, reader.getDefaultReadLimit())
-            planned = reader.partitions(begin, end)
-        finally:
-            reader.stop()
-        return end, sum(each.end - each.start for task in planned for each in task.ranges)
+        return plan_batch(file_cluster, subject, start, **options)
 
     whole, count = await asyncio.to_thread(tasks, None)
     part, some = await asyncio.to_thread(tasks, None, maxRowsPerTrigger="10")
@@ -352,6 +360,32 @@ async def test_stream_passes_over_the_rows_of_messages_that_it_had(file_cluster:
     await send(file_cluster, range(30, 35), subject)
     assert (await asyncio.to_thread(tasks, whole))[1] == 5
     assert (await asyncio.to_thread(tasks, None))[1] == 30
+
+
+async def test_stream_gets_the_rows_of_messages_without_a_key_that_it_had_not(
+    file_cluster: Cluster, tmp_path
+):
+    """It had all of the other partitions. A row without a key lies behind the partition of its
+    message, as the rows of keys do.
+    """
+    subject, folder = "keyless", str(tmp_path / "f")
+    await file_cluster.create(subject, partitions=4)
+    counts: Counter[int] = Counter()
+    async with Producer(file_cluster.meta) as producer:
+        while len(counts) < 4:
+            counts[(await producer.send(subject, b"v")).partition_id] += 1
+    whole, count = await asyncio.to_thread(plan_batch, file_cluster, subject, None)
+    assert count == counts.total()
+    await asyncio.to_thread(backfill, file_cluster, folder, "keyless.new", doubled, subject)
+    published = await publish(file_cluster, "keyless.new", folder, subject)
+    assert published.returncode == 0, published.stderr
+    assert (await asyncio.to_thread(plan_batch, file_cluster, subject, whole))[1] == 0
+    for partition_id, unread in counts.items():
+        start = {**whole, "offsets": {**whole["offsets"], str(partition_id): 0}}
+        _, rows = await asyncio.to_thread(
+            plan_batch, file_cluster, subject, start, failOnDataLoss="false"
+        )
+        assert rows == 2 * unread
 
 
 def to_files(cluster: Cluster, folder: str, subject: str) -> str:

@@ -198,3 +198,21 @@ class Judged:
             if isinstance(event, Started) and event.group == GROUP
             if event.partition_id in each.replaced
         ]
+
+
+def astray(rounds: Sequence[Round], parents: Mapping[int, Collection[int]]) -> list[str]:
+    """Published rows that lie in a partition that does not continue the one with their message. Who
+    had all that it continues takes its rows for read.
+    """
+    ancestors: dict[int, set[int]] = {}
+    for number in sorted(parents):  # parents have lower ids
+        ancestors[number] = set(parents[number]).union(
+            *(ancestors.get(each, ()) for each in parents[number])
+        )
+    return [
+        f"{row.value!r} of {row.place} is at {round_.stored[row.value]}, which does not continue it"
+        for round_ in rounds
+        for row in round_.rows
+        if row.value in round_.stored
+        and row.place[0] not in ancestors.get(round_.stored[row.value][0], ())
+    ]

@@ -53,7 +53,7 @@ from keylane.spark.writing.rows import RowReader
 from keylane.testing.machines.network import SimNetwork
 from sim.actors.clients import ProducerHost
 from sim.actors.consumers import ConsumerHost
-from sim.features.carried import GROUP, Judged, Round, Row
+from sim.features.carried import GROUP, Judged, Round, Row, astray
 from sim.features.feature import Feature
 from sim.service import cursor_of
 from sim.swarm import Swarm
@@ -107,6 +107,8 @@ class CutOvers(Feature):
         rng = self.rng
         self.rounds: list[Round] = []
         self.lineage: dict[int, tuple[int, ...]] = {}
+        self.parents: dict[int, tuple[int, ...]] = {}
+        """Also those of partitions that have expired."""
         self.members: set[int] = set()
         """The partitions of the subject at the end."""
         self._hidden: set[int] = set()
@@ -330,7 +332,7 @@ class CutOvers(Feature):
             if not rows:
                 continue
             while True:
-                task = asyncio.ensure_future(self._store(round_.hidden, number, rows))
+                task = asyncio.ensure_future(self._store(round_.hidden, partition, rows))
                 if self.rng.random() < 0.3:
                     await asyncio.sleep(0.02 * self.rng.random())
                     task.cancel()
@@ -345,7 +347,8 @@ class CutOvers(Feature):
                     break
                 await asyncio.sleep(0.2)
 
-    async def _store(self, hidden: str, number: int, rows: Sequence[Row]) -> None:
+    async def _store(self, hidden: str, partition: Partition, rows: Sequence[Row]) -> None:
+        number = int(partition.partition_id)
         sender = TaskSender(
             self._network,
             self._meta,
@@ -361,7 +364,11 @@ class CutOvers(Feature):
             route = await sender.open()
             limit = route.message_bytes_max
             reader = RowReader(
-                salt=b"%d" % number, message_bytes_max=limit, task=number, allow_reserved=True
+                salt=b"%d" % number,
+                message_bytes_max=limit,
+                task=number,
+                allow_reserved=True,
+                keyless_bounds=(partition.range_start, partition.range_end),
             )
             sources = [[(SOURCE, f"{row.place[0]}/{row.place[1]}")] for row in rows]
             batch = pa.record_batch(
@@ -563,8 +570,12 @@ class CutOvers(Feature):
     # ── the judge ─────────────────────────────────────────────────────────────────────────────────
     async def look(self) -> None:
         history = await self._meta.call(endpoints.HISTORY, subject=CUT)
-        self.lineage = {
+        self.parents = {
             int(each.partition.partition_id): tuple(map(int, each.partition.parents))
+            for each in history.partitions
+        }
+        self.lineage = {
+            int(each.partition.partition_id): self.parents[int(each.partition.partition_id)]
             for each in history.partitions
             if each.partition.state is not PartitionState.EXPIRED
         }
@@ -582,4 +593,5 @@ class CutOvers(Feature):
         self.problems += seen.out_of_order(self.lineage)
         self.problems += seen.again(self.rounds)
         self.problems += seen.early(self.rounds)
+        self.problems += astray(self.rounds, self.parents)
         self.problems = self.problems[:8]

@@ -15,6 +15,7 @@ from keylane.metaserver.operations import journal as operations_journal
 from keylane.metaserver.publications import cuts, publishing
 from keylane.metaserver.sql.schema import partitions, steps
 from keylane.protocol.operations import StepAction
+from keylane.spark.writing.rows import RowReader
 from sim.features import cut_overs
 from sim.mutants.mutant import Breaks, Patches
 
@@ -116,6 +117,15 @@ def groups_go_on_behind_the_first_row_left(patches: Patches) -> None:
     real = patches.set(cut_overs, "positions", positions)
 
 
+def rows_without_a_key_go_anywhere(patches: Patches) -> None:
+    """A row without a key is stored outside of the range of the partition that it was made from."""
+
+    def init(self: Any, **given: Any) -> None:
+        real(self, **given | {"keyless_bounds": (0, 1_024)})
+
+    real = patches.set(RowReader, "__init__", init)
+
+
 BREAKS: tuple[Breaks, ...] = (
     ends_are_not_compared,
     cut_opens_before_it_seals,
@@ -126,4 +136,5 @@ BREAKS: tuple[Breaks, ...] = (
     hidden_rows_wait_for_no_one,
     repeated_tasks_store_their_rows_again,
     groups_go_on_behind_the_first_row_left,
+    rows_without_a_key_go_anywhere,
 )

@@ -24,6 +24,8 @@ def planned(number: int, rows: int, start: int = 0, **more) -> PlannedRange:
             "start": start,
             "end": start + rows,
             "subject": "flights",
+            "range_start": 0,
+            "range_end": 1024,
             "queue": 0,
             "logic_start": 0,
             "epoch": 0,

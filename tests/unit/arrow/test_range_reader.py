@@ -36,6 +36,8 @@ def planned(shelves: Shelves, partition_id: int, start: int, end: int) -> Planne
         start=start,
         end=end,
         subject="flights",
+        range_start=0,
+        range_end=1024,
         queue=0,
         logic_start=0,
         epoch=0,

@@ -60,6 +60,8 @@ def planned(start: int, end: int) -> PlannedRange:
         start=start,
         end=end,
         subject="flights",
+        range_start=0,
+        range_end=1024,
         queue=3,
         logic_start=1_000,
         epoch=2,

@@ -26,7 +26,7 @@ async def left(desk: ParkedDesk, token: int) -> int:
     """The owner of the child under this token says that it needs nothing any more; the number of
     parked keys.
     """
-    await desk.say(ReleaseParked(1, "audit", 0, 1024, token))
+    await desk.say(ReleaseParked(1, "audit", 0, 1024, token, True))
     return len(desk.parked)
 
 
@@ -133,7 +133,7 @@ async def test_messages_of_a_reset_parent_are_kept_until_its_child_needs_them_no
         await desk.say(ReleaseParked(1, "audit", at, at + 1, 2))
     await desk.say(ReleaseParked(1, "audit", at, at + 1, 4))
     assert desk.group.first_needed_offset == 7
-    await desk.say(ReleaseParked(1, "audit", 0, at, 4))
+    await desk.say(ReleaseParked(1, "audit", 0, at, 4, True))
     assert desk.group.first_needed_offset == 40
     assert not desk.parked.left_to_children
 

@@ -9,8 +9,10 @@ from msgspec.structs import replace
 
 from keylane.consumer import ConsumerSettings
 from keylane.consumer.pull_client import PullClient
+from keylane.consumer.ancestors import inherits_loose
 from keylane.protocol.errors import KeylaneError, PartitionUnknownError, UnreachableError
 from keylane.protocol.frames import Acquired, AdoptParked, ParkedToAdopt, ReleaseParked
+from keylane.protocol.operations import SubjectHistory
 from keylane.protocol.parked import Adopt, AncestorNotified, encode_parked
 from keylane.protocol.routing import Partition, PartitionState
 from support.pulling import ScriptedBroker, opened
@@ -139,3 +141,30 @@ async def test_child_waits_for_what_its_grant_says_next_when_its_parent_is_lost(
         assert home.changes == [Adopt(ANCESTOR, (), True)]
         client.parking.update_grant(grant)
         assert client.parking._context.grant != grant, "all was taken over"
+
+
+def resized_twice(*, lost: bool = False) -> SubjectHistory:
+    """Partition 2 has the children 5 and 6; 8 is a child of 5, and 9 of both. 5 may be lost."""
+    partitions = [
+        past(2, 341, 682),
+        past(5, 256, 512, 2, lost=lost),
+        past(6, 512, 768, 2),
+        past(8, 0, 341, 5),
+        past(9, 341, 682, 5, 6),
+    ]
+    return SubjectHistory(subject="s", route_version=1, partitions=partitions)
+
+
+@pytest.mark.parametrize(("heir", "inherits"), [(5, True), (6, False), (8, True), (9, False)])
+def test_loose_messages_pass_to_the_child_with_the_first_logical_partition_of_its_parent(
+    heir, inherits
+):
+    """Partition 9 contains the first logical partition of 2, and gets none of its loose messages:
+    5 had them, which begins in the range of 8.
+    """
+    assert inherits_loose(resized_twice(), 2, heir) is inherits
+
+
+def test_nobody_inherits_loose_messages_for_certain_when_the_partition_between_was_lost():
+    history = resized_twice(lost=True)
+    assert not any(inherits_loose(history, 2, heir) for heir in (8, 9))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from msgspec.structs import replace
+
 from keylane.admin import Admin
 from keylane.broker import parking as broker_parking
 from keylane.broker.partition import park_checks
@@ -139,6 +141,19 @@ def parked_parents_are_not_told(patches: Patches) -> None:
     patches.set(lease_rows, "read_adopted", lambda *_args: {})
 
 
+def loose_messages_are_released_by_range(patches: Patches) -> None:
+    """A broker drops loose messages once the descendant with its first logical partition needs
+    none, whoever has them.
+    """
+
+    async def release(self: Any, request: Any, payload: Any) -> Any:
+        first = self._store.state.partition(request.partition_id).facts.partition.range_start
+        is_in_range = request.range_start <= first < request.range_end
+        return await real(self, replace(request, includes_loose=is_in_range), payload)
+
+    real = patches.set(broker_parking.Parking, "_handle_release", release)
+
+
 def edit_by_key_takes_the_newest(patches: Patches) -> None:
     """A message that is named by its key is the newest one."""
 
@@ -171,6 +186,7 @@ BREAKS: tuple[Breaks, ...] = (
     children_adopt_nothing,
     children_adopt_what_is_not_theirs,
     parked_parents_are_not_told,
+    loose_messages_are_released_by_range,
     edit_by_key_takes_the_newest,
     messages_with_handlers_are_edited,
 )

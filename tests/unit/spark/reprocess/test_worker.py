@@ -18,6 +18,8 @@ from support.raising import raises
 PLANNED = PlannedRange(
     subject="orders",
     partition_id=3,
+    range_start=0,
+    range_end=1024,
     queue=0,
     epoch=0,
     broker_group="g1",

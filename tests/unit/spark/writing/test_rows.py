@@ -122,6 +122,25 @@ def test_rows_without_key_go_to_the_same_partitions_each_time():
     assert len(np.unique(again)) == 3
 
 
+@given(start=st.integers(0, LOGICAL_PARTITIONS - 1), size=st.integers(1, LOGICAL_PARTITIONS))
+def test_rows_without_key_stay_in_their_bounds_and_others_go_by_their_key(start: int, size: int):
+    """The same ones in each attempt, spread over the bounds."""
+    end = min(start + size, LOGICAL_PARTITIONS)
+    keys = [b"k%d" % row if row % 10_000 == 0 else None for row in range(100_000)]
+    batch = pa.record_batch({"value": [b"v"] * len(keys), "key": pa.array(keys, pa.binary())})
+    first, again = (
+        RowReader(salt=b"job", message_bytes_max=1 << 20, task=3, keyless_bounds=(start, end))
+        .read(batch)
+        .logical_partitions
+        for _ in range(2)
+    )
+    assert np.array_equal(first, again)
+    assert first[::10_000].tolist() == [logical_partition(key) for key in keys if key]
+    keyless = np.delete(first, range(0, len(keys), 10_000))
+    assert start <= keyless.min() <= keyless.max() < end
+    assert len(np.unique(keyless)) > 1 or end - start < 10
+
+
 def test_batch_has_at_most_its_number_of_rows():
     """Rows without bytes end a batch by their number."""
     rows = reader().read(pa.record_batch({"value": [b""] * (BATCH_ROWS + 1)}))
