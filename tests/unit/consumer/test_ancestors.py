@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from keylane.consumer import ConsumerSettings
-from keylane.consumer.pull_client import PullClient
 from keylane.consumer.ancestors import inherits_loose
+from keylane.consumer.pull_client import PullClient
 from keylane.protocol.errors import KeylaneError, PartitionUnknownError, UnreachableError
 from keylane.protocol.frames import Acquired, AdoptParked, ParkedToAdopt, ReleaseParked
 from keylane.protocol.operations import SubjectHistory
