@@ -1,4 +1,4 @@
-"""A broker that does as it is told, and the owner of a pull client: what tests of pull clients run
+"""A broker that does as it is told, and the owner of a partition: what tests of shells run
 against.
 """
 
@@ -9,15 +9,16 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 from keylane.consumer import ConsumerSettings
 from keylane.consumer.delivery.suspect_lock import SuspectLock
 from keylane.consumer.prefetch_budget import PrefetchBudget
-from keylane.consumer.pulling.lifetime import PullState
-from keylane.consumer.pulling.pull_client import PullClient
+from keylane.consumer.session.events import MessagesHandled, WorkWanted
+from keylane.consumer.session_shell import SessionShell
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.batch import batch_starts
+from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import Grant
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.frames import (
@@ -36,12 +37,10 @@ from keylane.protocol.message import Message
 from keylane.protocol.offsets import Range
 from keylane.protocol.record import HEADER_BYTES, stamp_record
 from keylane.rpc.network import Call, Calling, OnAnswer, OnPart
-from sim.machines.clock import ManualClock
 from sim.machines.store import SESSION, batch, facts
 
 TOKEN = 5
 FAST = Backoff(first_ms=1, max_ms=1)
-C = TypeVar("C", bound=PullClient)
 
 
 def stored(offset: int) -> memoryview:
@@ -149,35 +148,48 @@ class PartitionChannel:
 
 
 class NotingOwner:
-    """Keeps the messages, and counts what it is told."""
+    """Counts what it is told; also the dispatch, which takes nothing until it is asked to."""
 
-    keeps_batches = False
-    dead_letters_when_full = False
     message_filter = None
+    by_hand = in_batches = by_column = False
+    allows_redrives = True
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
+        """What was taken."""
         self.codec = None
         self.alone = SuspectLock()
         self.budget = PrefetchBudget()
         self.ended = 0
         self.drained = 0
-        self.refreshed = 0
 
-    def hand_out(self, messages: list[Message]) -> None:
+    def hand_out(self, _shell: Any, messages: list[Message]) -> None:
         self.messages += messages
 
-    def hand_out_batch(self, batch: Any) -> None:
-        self.messages += batch.messages()
+    def offer(self, shell: Any) -> None:
+        """Take nothing by itself."""
 
-    def start_hand_over(self, _client: PullClient) -> None:
+    def cancel(self, _shell: Any) -> None:
+        """No handler runs."""
+
+    def forget(self, _shell: Any) -> None:
+        """Nothing is kept of a partition."""
+
+    def take(self, shell: Any) -> None:
+        """Take and handle the messages of the next batch of a partition."""
+        lanes = shell.state.lanes
+        is_first = True
+        while is_first or lanes.opened or lanes.again:
+            is_first = False
+            messages = shell.ask(WorkWanted(2))
+            self.messages += messages
+            shell.feed(MessagesHandled(messages))
+
+    def start_hand_over(self, _shell: Any) -> None:
         self.ended += 1
 
     def report_drained(self) -> None:
         self.drained += 1
-
-    def refresh(self) -> None:
-        self.refreshed += 1
 
     def fail(self, error: BaseException) -> None:
         raise AssertionError(error)
@@ -200,35 +212,33 @@ class ToBrokers:
 
 @asynccontextmanager
 async def opened(
-    kind: type[C],
     broker: Any,
     owner: Any,
     settings: ConsumerSettings,
     *,
     others: tuple[Any, ...] = (),
-    **more: Any,
-) -> AsyncIterator[C]:
-    """A client of this kind that pulls from the broker for the owner, and may be sent to others;
-    closed at the end unless it was.
+) -> AsyncIterator[SessionShell]:
+    """A partition that is pulled from the broker for the owner, and may ask others; handed over at
+    the end unless it was.
     """
-    clock = ManualClock()
-    told: dict[str, Any] = {"group": "g", "session": SESSION, "token": TOKEN} | more
-    partition = facts(address=broker.address).partition
-    client = kind(
+    clock = SystemClock()
+    shell = SessionShell(
         subject="s",
-        grant=Grant(partition=partition, token=told.pop("token")),
-        connections=ToBrokers(broker, *others),
+        group="g",
+        session=SESSION,
         cluster_id="5ea",
-        deadline_ms=clock.now_ms + 60_000,
+        grant=Grant(partition=facts(address=broker.address).partition, token=TOKEN),
+        connections=ToBrokers(broker, *others),  # type: ignore[arg-type]
+        deadline_ms=clock.boot_ms() + 60_000,
         settings=settings,
         clock=clock,
         rng=random.Random(1),
         owner=owner,
-        **told,
+        dispatch=owner,
     )
     try:
-        yield client
+        yield shell
     finally:
-        if client.lifetime.state is not PullState.CLOSED:
-            client.stop()
-            await client.hand_over(flush_ms=1_000)
+        if not shell.ended.is_set():
+            shell.stop()
+            await shell.hand_over(flush_ms=1_000)

@@ -11,8 +11,10 @@ from statistics import median
 import pytest
 
 from keylane import Consumer, ConsumerSettings, Message, Producer
-from keylane.consumer.pulling.ack_sender import AckRequest, AckSender
-from keylane.protocol.frames import Acked
+from keylane.consumer.session.events import Event
+from keylane.consumer.session.ready import Request
+from keylane.consumer.session_shell import SessionShell
+from keylane.protocol.frames import Ack, Acked
 from keylane.protocol.limits import PARTITIONS_MAX
 from support.cluster import Cluster, eventually
 
@@ -29,22 +31,22 @@ async def test_acks_and_releases_are_quick_beside_a_thousand_pulls(
     closing.
     """
     ack_ms: list[float] = []
-    request, confirmed = AckSender._request, AckSender._on_success
     began: dict[int, float] = {}
+    ask = SessionShell.ask
 
-    def requested(self: AckSender) -> AckRequest:
-        made = request(self)
-        if made.ack.ranges:
-            began[id(made)] = time.monotonic()
-        return made
+    def do(self: SessionShell, request: Request) -> None:
+        if isinstance(request, Ack) and request.ranges:
+            began[self.partition_id] = time.monotonic()
+        send(self, request)
 
-    def timed(self: AckSender, made: AckRequest, answer: Acked) -> None:
-        confirmed(self, made, answer)
-        if made.ack.ranges:
-            ack_ms.append((time.monotonic() - began.pop(id(made))) * 1_000)
+    def timed(self: SessionShell, event: Event) -> list[Message]:
+        if isinstance(event, Acked) and self.partition_id in began:
+            ack_ms.append((time.monotonic() - began.pop(self.partition_id)) * 1_000)
+        return ask(self, event)
 
-    monkeypatch.setattr(AckSender, "_request", requested)
-    monkeypatch.setattr(AckSender, "_on_success", timed)
+    send = SessionShell._do
+    monkeypatch.setattr(SessionShell, "_do", do)
+    monkeypatch.setattr(SessionShell, "ask", timed)
     cluster = Cluster(tmp_path, 1)
     try:
         await cluster.create("many", partitions=PARTITIONS_MAX)

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from keylane import Consumer, ConsumerSettings, Message, Producer
-from keylane.consumer.pulling.pull_client import PullClient
 from keylane.consumer.session_shell import SessionShell
 from keylane.testing import VirtualCluster, run
 from support.consumer_options import consumer_options
@@ -113,7 +112,7 @@ class Freed:
     def left(self) -> tuple[int, int]:
         """Consumers, and what any consumer has of its partitions."""
         self._collect()
-        clients = sum(isinstance(each, PullClient | SessionShell) for each in gc.get_objects())
+        clients = sum(isinstance(each, SessionShell) for each in gc.get_objects())
         return sum(consumer() is not None for consumer in self._opened), clients
 
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from keylane.broker.partition import acks as partition_acks
 from keylane.broker.partition.acks import apply_ack, decide_ack
-from keylane.consumer.pulling.acks import AckQueue
-from keylane.consumer.pulling.fetch_offsets import FetchOffsets
+from keylane.consumer.session.offsets import HandledOffsets, PullOffsets
 from keylane.protocol.errors import OverloadedError
 from keylane.protocol.offsets import AckedOffsets
 
@@ -43,20 +42,20 @@ class GroupProgress:
 
 
 class Owner:
-    """What a pull client does with a partition, without its I/O."""
+    """What a session does with a partition, without its I/O."""
 
     def __init__(self, broker: GroupProgress) -> None:
         self.broker = broker
-        self.offsets = FetchOffsets()
+        self.offsets = PullOffsets()
         self.offsets.begin(broker.acked.cursor, tuple(broker.acked.ranges))
-        self.acks = AckQueue()
+        self.acks = HandledOffsets()
         self.waiting: list[int] = []
         self.handled: set[int] = set()
 
     def pull(self, count: int) -> bool:
         """Pull more messages if there is capacity; returns True if any were pulled."""
         start = self.offsets.next_offset
-        if self.acks.at_range_limit or len(self.waiting) >= BUFFER or start >= self.broker.end:
+        if self.acks.is_refused or len(self.waiting) >= BUFFER or start >= self.broker.end:
             return False
         end = min(self.broker.end, start + 1 + count % (2 * BUFFER))
         known = self.broker.acked
@@ -69,7 +68,7 @@ class Owner:
         if self.waiting:
             offset = self.waiting.pop(number % len(self.waiting))
             self.handled.add(offset)
-            self.acks.mark_handled(offset)
+            self.acks.add(offset, offset + 1)
 
     def send_acks(self, *, heard: bool = True, answered: bool = True) -> bool:
         """Send one request; returns False if the broker takes no ranges now."""
@@ -78,7 +77,7 @@ class Owner:
             if heard:
                 self.broker.ack(ranges)
         except OverloadedError:
-            return self.acks.shrink_request()
+            return self.acks.retract(is_refused=True)
         if heard and ranges:
             older = {offset for offset in self.handled if offset < ranges[-1][1]}
             assert all(offset in self.broker.acked for offset in older)
@@ -128,7 +127,7 @@ def test_every_message_is_acked_in_whatever_order_handlers_end(end, steps, order
             owner.flush()
             after = (owner.offsets.next_offset, len(owner.waiting), broker.acked.cursor)
             assert after != before, "nothing moves any more"
-        assert not owner.acks.at_range_limit or owner.acks
+        assert not owner.acks.is_refused or owner.acks
 
 
 @given(end=st.integers(1, 60), before=st.sets(st.integers(0, 119), max_size=KEPT))
@@ -147,7 +146,7 @@ def test_cursor_follows_a_slow_key_at_the_range_limit(end, before):
             for index in reversed(quick):
                 owner.end_handler(index)
                 owner.send_acks()
-            while owner.waiting and (owner.acks.at_range_limit or len(owner.waiting) >= BUFFER):
+            while owner.waiting and (owner.acks.is_refused or len(owner.waiting) >= BUFFER):
                 oldest = owner.waiting[0]
                 owner.end_handler(0)
                 owner.flush()

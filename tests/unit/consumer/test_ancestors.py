@@ -9,24 +9,58 @@ from msgspec.structs import replace
 
 from keylane.consumer import ConsumerSettings
 from keylane.consumer.ancestors import inherits_loose
-from keylane.consumer.pull_client import PullClient
+from keylane.consumer.session.events import AncestorLeft
 from keylane.protocol.errors import KeylaneError, PartitionUnknownError, UnreachableError
-from keylane.protocol.frames import Acquired, AdoptParked, ParkedToAdopt, ReleaseParked
+from keylane.protocol.frames import (
+    Acquired,
+    AdoptParked,
+    ChangeParked,
+    ParkedToAdopt,
+    ReleaseParked,
+)
 from keylane.protocol.operations import SubjectHistory
-from keylane.protocol.parked import Adopt, AncestorNotified, encode_parked
+from keylane.protocol.parked import Adopt, RequestedChange, decode_changes, encode_parked
 from keylane.protocol.routing import Partition, PartitionState
-from support.pulling import ScriptedBroker, opened
-from unit.consumer.parking.test_redrive import ANCESTOR, AncestorBroker, HomeBroker, KnowingOwner
+from support.pulling import NotingOwner, ScriptedBroker, opened
 from unit.consumer.reading.test_lineage_order import past
 
+ANCESTOR = 70
+AWAY = "b:2"
 GONE = [{"lost": True}, {"state": PartitionState.EXPIRED}]
 NO_SUCH = PartitionUnknownError(partition_id=ANCESTOR)
+
+
+class KnowingOwner(NotingOwner):
+    """Its metaserver tells this of the ancestor."""
+
+    def __init__(self, **told) -> None:
+        super().__init__()
+        entry = past(ANCESTOR, 0, 1024, **told)
+        there = replace(entry.partition, address=AWAY)
+        entry = replace(entry, partition=there)
+        self._history = SubjectHistory(subject="s", route_version=1, partitions=[entry])
+
+    async def history(self) -> SubjectHistory:
+        return self._history
+
+
+class HomeBroker(ScriptedBroker):
+    """Has the partition, and keeps what is changed of what is parked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes: list[RequestedChange] = []
+
+    async def call(self, request, payload=b"", *, wait_ms=0):
+        if isinstance(request, ChangeParked):
+            self.changes += decode_changes(payload)
+        return await super().call(request, payload, wait_ms=wait_ms)
 
 
 class Silent(ScriptedBroker):
     """Has an older copy from before the ancestor."""
 
-    address = AncestorBroker.address
+    address = AWAY
 
     async def call(self, request, payload=b"", *, wait_ms=0):
         if isinstance(request, AdoptParked | ReleaseParked):
@@ -35,25 +69,13 @@ class Silent(ScriptedBroker):
         return await super().call(request, payload, wait_ms=wait_ms)
 
 
-async def told_by(home: HomeBroker, owner: KnowingOwner) -> Silent:
-    """Have the ancestor told that nothing of it is needed; its broker."""
-    away = Silent()
-    async with opened(PullClient, home, owner, ConsumerSettings(), others=(away,)) as client:
-        ancestors = client.parking._ancestors
-        ancestors.unneeded_ancestors = (ANCESTOR,)
-
-        async def known() -> None:
-            """It is known what is parked."""
-
-        ancestors._refresh = known
-        await ancestors._notify()
-    return away
-
-
 async def test_ancestor_counts_as_told_only_when_its_broker_has_heard_it():
     """Its messages would be kept for ever when the original comes back."""
-    home = HomeBroker()
-    away = await told_by(home, KnowingOwner())
+    home, away = HomeBroker(), Silent()
+    async with opened(home, KnowingOwner(), ConsumerSettings(), others=(away,)) as shell:
+        with pytest.raises(KeylaneError) as caught:
+            await shell._reads.leave_ancestor(ANCESTOR)
+    assert caught.value is NO_SUCH
     assert len(away.requests) == 1
     assert home.changes == []
 
@@ -61,17 +83,17 @@ async def test_ancestor_counts_as_told_only_when_its_broker_has_heard_it():
 @pytest.mark.parametrize("gone", GONE)
 async def test_ancestor_counts_as_told_when_its_messages_are_gone(gone):
     """No broker is asked."""
-    home = HomeBroker()
-    away = await told_by(home, KnowingOwner(**gone))
+    home, away = HomeBroker(), Silent()
+    async with opened(home, KnowingOwner(**gone), ConsumerSettings(), others=(away,)) as shell:
+        assert await shell._reads.leave_ancestor(ANCESTOR) == AncestorLeft(ANCESTOR)
     assert away.requests == []
-    assert home.changes == [AncestorNotified(ANCESTOR)]
 
 
 async def adopted_from(home: HomeBroker, owner: KnowingOwner) -> None:
     """Have what the parent has parked taken over."""
     parent = past(ANCESTOR, 0, 1024).partition
-    async with opened(PullClient, home, owner, ConsumerSettings(), others=(Silent(),)) as client:
-        await client.parking._ancestors._adopt(parent)
+    async with opened(home, owner, ConsumerSettings(), others=(Silent(),)) as shell:
+        await shell._reads._ancestors._adopt(parent)
 
 
 async def test_child_takes_nothing_over_when_the_broker_of_its_parent_lacks_it():
@@ -85,7 +107,7 @@ async def test_child_takes_nothing_over_when_the_broker_of_its_parent_lacks_it()
 class Parted(ScriptedBroker):
     """Has parked messages of the group, two pages of each range that is asked for."""
 
-    address = AncestorBroker.address
+    address = AWAY
 
     async def call(self, request, payload=b"", *, wait_ms=0):
         assert isinstance(request, AdoptParked)
@@ -98,8 +120,8 @@ async def test_ancestor_past_the_parents_is_asked_for_parts_of_the_range_alone()
     home, away = HomeBroker(), Parted()
     parent = replace(past(ANCESTOR, 0, 1024).partition, address=away.address)
     owner = KnowingOwner()
-    async with opened(PullClient, home, owner, ConsumerSettings(), others=(away,)) as client:
-        ancestors = client.parking._ancestors
+    async with opened(home, owner, ConsumerSettings(), others=(away,)) as shell:
+        ancestors = shell._reads._ancestors
         grant = ancestors._context.grant
         told = {"parked_parents": (parent,), "parked_tokens": (4,)}
         ancestors._context.grant = replace(grant, **told, parked_ranges=(((0, 256), (512, 700)),))
@@ -127,20 +149,20 @@ async def test_child_waits_for_what_its_grant_says_next_when_its_parent_is_lost(
     """
     home = HomeBroker()
     parent = replace(past(ANCESTOR, 0, 1024).partition, address=None)
-    async with opened(PullClient, home, KnowingOwner(lost=True), ConsumerSettings()) as client:
-        grant = client.parking._context.grant
+    async with opened(home, KnowingOwner(lost=True), ConsumerSettings()) as shell:
+        grant = shell._reads.grant
 
         async def adopt(parents: tuple[Partition, ...]) -> None:
-            client.parking.update_grant(replace(grant, parked_parents=parents))
-            await client.parking._ancestors.adopt_all(Acquired(0, (), 0, False))
+            shell.update_grant(replace(grant, parked_parents=parents))
+            await shell._reads._ancestors.adopt_all(Acquired(0, (), 0, False))
 
         with pytest.raises(UnreachableError):
             await adopt((parent,))
         assert home.changes == []
         await adopt((replace(parent, state=PartitionState.EXPIRED),))
         assert home.changes == [Adopt(ANCESTOR, (), True)]
-        client.parking.update_grant(grant)
-        assert client.parking._context.grant != grant, "all was taken over"
+        shell.update_grant(grant)
+        assert shell._reads.grant != grant, "all was taken over"
 
 
 def resized_twice(*, lost: bool = False) -> SubjectHistory:

@@ -5,13 +5,12 @@ out.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from keylane.consumer import ConsumerSettings
 from keylane.consumer.prefetch_budget import MESSAGE_BYTES, BudgetShare, PrefetchBudget
-from keylane.consumer.pull_client import PullClient
+from keylane.consumer.session_shell import SessionShell
 from keylane.protocol.errors import NotSentError
 from keylane.protocol.frames import Pull
 from support.cluster import eventually
@@ -243,19 +242,28 @@ class StoringOwner(NotingOwner):
     def __init__(self, room_bytes: int, *, stall_s: float = 60) -> None:
         super().__init__()
         self.budget = PrefetchBudget(room_bytes, stall_s=stall_s)
-        self.batches: list[Any] = []
+        self.shells: list[SessionShell] = []
 
-    def hand_out_batch(self, batch: Any) -> None:
-        self.batches.append(batch)
+    def offer(self, shell: SessionShell) -> None:
+        if shell not in self.shells:
+            self.shells.append(shell)
+
+    @property
+    def stored(self) -> int:
+        """The number of batches that are not opened."""
+        return sum(len(shell.state.lanes.stored) for shell in self.shells)
 
     def open(self) -> None:
-        """Open the oldest batch, as a worker does that has nothing else."""
-        self.messages += self.batches.pop(0).messages()
+        """Open a batch, as a worker does that has nothing else."""
+        shell = next(each for each in self.shells if each.state.lanes.stored)
+        self.shells.remove(shell)
+        self.shells.append(shell)
+        self.take(shell)
 
 
-def offsets_of(client: PullClient, owner: NotingOwner) -> list[int]:
-    """Of the messages that came by this client."""
-    return [message.offset for message in owner.messages if message.delivery is client]
+def offsets_of(shell: SessionShell, owner: NotingOwner) -> list[int]:
+    """Of the messages that came by this shell."""
+    return [message.offset for message in owner.messages if message.delivery is shell]
 
 
 async def test_clients_pull_in_turn_when_their_room_is_full():
@@ -265,15 +273,15 @@ async def test_clients_pull_in_turn_when_their_room_is_full():
     brokers = [ScriptedBroker(batches=4), ScriptedBroker(batches=4)]
     brokers[1].pulls = [NotSentError("no")]
     async with (
-        opened(PullClient, brokers[0], owner, settings) as first,
-        opened(PullClient, brokers[1], owner, settings) as second,
+        opened(brokers[0], owner, settings) as first,
+        opened(brokers[1], owner, settings) as second,
     ):
-        await eventually(lambda: len(owner.batches) == 2)
+        await eventually(lambda: owner.stored == 2)
         await asyncio.sleep(0.05)
-        assert len(owner.batches) == 2
+        assert owner.stored == 2
         assert "other partitions" in (first.waiting_for, second.waiting_for)
         for _ in range(8):
-            await eventually(lambda: owner.batches)
+            await eventually(lambda: owner.stored)
             owner.open()
             assert owner.budget.used <= 2 * size
         await eventually(lambda: all(len(broker.asked(Pull)) >= 5 for broker in brokers))
@@ -297,15 +305,12 @@ class PausingOwner(StoringOwner):
 
     def __init__(self, room_bytes: int) -> None:
         super().__init__(room_bytes, stall_s=0.1)
-        self.paused: PullClient | None = None
+        self.paused: SessionShell | None = None
 
-    def hand_out_batch(self, batch: Any) -> None:
-        super().hand_out_batch(batch)
-        if batch.client is not self.paused:
-            self.batches.remove(batch)
-            opened = batch.messages()
-            self.messages += opened
-            batch.client.mark_all_handled(opened)
+    def offer(self, shell: SessionShell) -> None:
+        super().offer(shell)
+        if self.paused is not None and shell is not self.paused:
+            asyncio.get_running_loop().call_soon(self.take, shell)
 
 
 async def test_client_is_served_when_another_is_paused_and_a_third_has_a_trickle():
@@ -313,12 +318,12 @@ async def test_client_is_served_when_another_is_paused_and_a_third_has_a_trickle
     size = len(stored(0))
     owner, settings = PausingOwner(2 * size), ConsumerSettings(pull_bytes=size, backoff=FAST)
     trickling = TricklingBroker(batches=0)
-    async with opened(PullClient, ScriptedBroker(batches=20), owner, settings) as paused:
+    async with opened(ScriptedBroker(batches=20), owner, settings) as paused:
         owner.paused = paused
-        await eventually(lambda: len(owner.batches) >= 2)
+        await eventually(lambda: owner.stored >= 2)
         async with (
-            opened(PullClient, trickling, owner, settings) as third,
-            opened(PullClient, ScriptedBroker(batches=4), owner, settings) as waits,
+            opened(trickling, owner, settings) as third,
+            opened(ScriptedBroker(batches=4), owner, settings) as waits,
         ):
             await eventually(lambda: offsets_of(waits, owner) == list(range(8)), seconds=20)
             assert third.waiting_for == "messages"
@@ -329,8 +334,8 @@ async def test_client_is_served_when_another_is_paused_and_a_third_has_a_trickle
 async def test_hand_over_leaves_the_room_of_what_was_not_opened():
     size = len(stored(0))
     owner, settings = StoringOwner(size), ConsumerSettings(pull_bytes=size, backoff=FAST)
-    async with opened(PullClient, ScriptedBroker(batches=4), owner, settings) as client:
-        await eventually(lambda: owner.batches)
+    async with opened(ScriptedBroker(batches=4), owner, settings) as client:
+        await eventually(lambda: owner.stored)
         client.stop()
         await client.hand_over(flush_ms=1_000)
         assert owner.budget.used == 0

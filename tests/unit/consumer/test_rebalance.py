@@ -11,19 +11,27 @@ import logging
 import pytest
 
 from keylane import Consumer
-from keylane.consumer.pull_gate import PullGate
 from keylane.consumer.rebalance import Rebalance, check_callbacks
 from keylane.errors import HandlerTypeError, Reason
 from support.consumer_options import consumer_options
 from support.raising import raises
 
 
+class HeldGate:
+    """The reasons for which nothing is pulled."""
+
+    def __init__(self) -> None:
+        self.reasons: set[str] = set()
+        self.add = self.reasons.add
+        self.remove = self.reasons.discard
+
+
 class HeldClient:
-    """What call-backs need of a pull client."""
+    """What call-backs need of a shell."""
 
     def __init__(self, partition_id: int) -> None:
         self.partition_id = partition_id
-        self.gate = PullGate()
+        self.gate = HeldGate()
 
 
 async def test_partitions_granted_together_are_told_together_and_pulled_afterwards():
