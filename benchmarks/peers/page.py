@@ -39,7 +39,8 @@ WORK = """\
 
 Values of 100 bytes unless a row says otherwise, 10,000 keys in turn, 4 partitions; servers, producer and consumer are processes of their own, on loopback, with data on the machine's disk.
 A round gives each system a turn with fresh servers, warmed before; rounds interleave the systems, and figures are medians over rounds.
-Every ack of a send is awaited, but for `send_all` and Arrow, which return once all messages are stored; every message is an object whose key and value are touched, but for Arrow batches, where they are touched by column, and every consumer keeps its place.
+Every ack of a send is awaited; `send_all` and Arrow return once all messages are stored.
+Every message is an object whose key and value are touched; of Arrow batches the columns are touched. Every consumer keeps its place.
 keylane's client is what a reader of the README writes: the loop of `asyncio.run`, and settings as they are.
 
 | take | what |
