@@ -4,6 +4,7 @@ answered.
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -60,8 +61,10 @@ def keylane(
 
 
 @contextmanager
-def running_dev(data: Path, *options: str) -> Iterator[Dev]:
-    """A cluster from `keylane dev`; its first line says that it is ready."""
+def running_dev(data: Path, *options: str, status: int = 0) -> Iterator[Dev]:
+    """A cluster from `keylane dev`; its first line says that it is ready, and it ends with
+    `status`.
+    """
     process = subprocess.Popen(
         [
             sys.executable,
@@ -88,7 +91,7 @@ def running_dev(data: Path, *options: str) -> Iterator[Dev]:
     finally:
         process.terminate()
         _out, errors = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 0, errors
+    assert process.returncode == status, errors
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +123,21 @@ def test_dev_is_ready(dev):
         {name: summary[name] for name in ("subject", "order_strategy", "partitions")}
         for summary in summaries
     ]
+
+
+def test_dev_ends_when_its_data_folder_is_removed(tmp_path):
+    """It would go on to answer that messages are stored, in files that nobody finds again."""
+    with running_dev(tmp_path / "data", "--subject", "orders", status=1) as dev:
+        assert dev.run("produce", "orders", "paid").returncode == 0
+        shutil.rmtree(dev.data)
+        assert dev.process.wait(TIMEOUT_S) == 1
+        assert dev.process.stderr is not None
+        error = json.loads(dev.process.stderr.read().splitlines()[-1])
+        assert error["message"] == f"keylane stops, because its data folder {dev.data} was removed"
+        assert error["hint"].startswith("What was stored in it is lost.")
+        refused = dev.run("produce", "orders", "paid")
+        assert refused.returncode == 1
+        assert "keylane dev starts a cluster" in refused.stderr
 
 
 def test_subject_is_created_filled_read_and_described(dev):
