@@ -177,11 +177,12 @@ def conditions_of(result: Mapping[str, Any]) -> str:
     sizes = "small takes (`--quick`)" if run["quick"] else "full takes"
     load = run["load_before"]
     quiet = "a quiet machine" if load < QUIET_LOAD else "a machine with other work"
+    remark = ""
     if load >= QUIET_LOAD:
-        quiet += " (rates and times of such a run say little, processor times more)"
+        remark = " Rates and times of such a run say little; processor times say more."
     rounds = f"{run['rounds']} round{'s' if run['rounds'] != 1 else ''}"
     return (
-        f"{run['began']} UTC, {rounds}, {sizes}, on {quiet}: load of {load:.1f} before the run."
+        f"{run['began']} UTC, {rounds}, {sizes}, on {quiet}, with a load of {load:.1f} before it.{remark}"
         f" {machine['cores']} cores ({machine['cpu']}), {machine['memory_gb']} GB,"
         f" Linux {machine['kernel']}, Python {machine['python']} (an addition in a loop takes"
         f" {machine['python_loop_ns']:.0f} ns); {run['seconds'] / 60:.0f} minutes."
