@@ -182,8 +182,8 @@ def conditions_of(result: Mapping[str, Any]) -> str:
         remark = " Rates and times of such a run say little; processor times say more."
     rounds = f"{run['rounds']} round{'s' if run['rounds'] != 1 else ''}"
     return (
-        f"{run['began']} UTC, {rounds}, {sizes}, on {quiet}, with a load of {load:.1f} before it.{remark}"
-        f" {machine['cores']} cores ({machine['cpu']}), {machine['memory_gb']} GB,"
+        f"{run['began']} UTC, {rounds}, {sizes}, on {quiet}, with a load of {load:.1f} before it."
+        f"{remark}\n{machine['cores']} cores ({machine['cpu']}), {machine['memory_gb']} GB,"
         f" Linux {machine['kernel']}, Python {machine['python']} (an addition in a loop takes"
         f" {machine['python_loop_ns']:.0f} ns); {run['seconds'] / 60:.0f} minutes."
     )
