@@ -4,6 +4,7 @@ answered.
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -607,12 +608,12 @@ def test_printed_next_steps_work_when_copied(tmp_path):
         while not printed or not printed[-1].startswith("Ctrl-C"):
             printed.append(process.stdout.readline())
             assert printed[-1]
-        commands = [line.split() for line in printed if line.startswith("  keylane ")]
+        commands = [shlex.split(line) for line in printed if line.startswith("  keylane ")]
         meta = next(line for line in printed if "KEYLANE_META" in line).strip().partition("=")[2]
         assert len(commands) == 4
         for _program, *arguments in commands:
             more = ["-n", "1"] if arguments[0] == "consume" else []
-            done = keylane(*(word.strip("'") for word in arguments), *more, meta=meta)
+            done = keylane(*arguments, *more, meta=meta)
             assert done.returncode == 0, done.stderr
     finally:
         process.terminate()
