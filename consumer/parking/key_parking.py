@@ -136,12 +136,12 @@ class KeyParking:
         for row in rows:
             waits = row.key in self._releasing_keys or self._sender.ends_redrive(row.key)
             if row.state is ParkState.REDRIVING and not waits:
-                self._redrive(row.key)
+                self._redrive(row)
         return rows
 
-    def _redrive(self, key: ParkKey) -> None:
+    def _redrive(self, row: ParkedKeyRow) -> None:
         if self._context.owner.allows_redrives:
-            self._redrives.begin(key)
+            self._redrives.begin(row.key, is_empty=not row.messages)
         elif not self._warned:
             self._warned = True
             log.warning(

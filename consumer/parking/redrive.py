@@ -276,9 +276,18 @@ class Redrives:
         """True while handlers may have redriven messages."""
         return bool(self._tasks)
 
-    def begin(self, key: ParkKey) -> None:
-        """Start redriving a key, unless it is already being redriven."""
+    def begin(self, key: ParkKey, *, is_empty: bool = False) -> None:
+        """
+        Start redriving a key, unless it is already being redriven.
+
+        Args:
+            is_empty: True if its last message was skipped. It is freed at once, so that later
+                messages of it are handed out like any others.
+        """
         if key in self._tasks or self._client.acked_to_end:
+            return
+        if is_empty and not (is_loose(key) or self._sender.has_parks_of(key)):
+            self._release_key(key)
             return
         careful = self.careful and (key != RETRIED or self.keys_are_inherited)
         task = self._context.spawn(lambda: self._redrive(key, careful=careful), "redrive")

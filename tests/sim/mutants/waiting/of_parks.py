@@ -89,8 +89,8 @@ def redriven_messages_are_done_at_once(patches: Patches) -> None:
 def redriven_key_is_free_at_once(patches: Patches) -> None:
     """New messages of a key are handed out as soon as its redrive begins."""
 
-    def begin(self: Any, key: Any) -> None:
-        real(self, key)
+    def begin(self: Any, key: Any, **more: Any) -> None:
+        real(self, key, **more)
         self._release_key.__self__.keys.discard(key)
 
     real = patches.set(Redrives, "begin", begin)
