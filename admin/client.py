@@ -1990,7 +1990,7 @@ class Admin(LoopBoundClient):
             if view.first_offset < 0 or view.first_source == partition_id:
                 continue
             if view.first_offset == offset or not example:
-                example = f"{view.first_source}:{view.first_offset}"
+                example = f"offset {view.first_offset} of partition {view.first_source}"
             if view.first_offset == offset:
                 break
         return example and (

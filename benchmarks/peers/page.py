@@ -39,7 +39,8 @@ WORK = """\
 
 Values of 100 bytes unless a row says otherwise, 10,000 keys in turn, 4 partitions; servers, producer and consumer are processes of their own, on loopback, with data on the machine's disk.
 A round gives each system a turn with fresh servers, warmed before; rounds interleave the systems, and figures are medians over rounds.
-Every ack of a send is awaited, but for `send_all` and Arrow, which return once all messages are stored; every message is an object whose key and value are touched, but for Arrow batches, where they are touched by column, and every consumer keeps its place.
+Every ack of a send is awaited; `send_all` and Arrow return once all messages are stored.
+Every message is an object whose key and value are touched; of Arrow batches the columns are touched. Every consumer keeps its place.
 keylane's client is what a reader of the README writes: the loop of `asyncio.run`, and settings as they are.
 
 | take | what |
@@ -176,12 +177,13 @@ def conditions_of(result: Mapping[str, Any]) -> str:
     sizes = "small takes (`--quick`)" if run["quick"] else "full takes"
     load = run["load_before"]
     quiet = "a quiet machine" if load < QUIET_LOAD else "a machine with other work"
+    remark = ""
     if load >= QUIET_LOAD:
-        quiet += " (rates and times of such a run say little, processor times more)"
+        remark = " Rates and times of such a run say little; processor times say more."
     rounds = f"{run['rounds']} round{'s' if run['rounds'] != 1 else ''}"
     return (
-        f"{run['began']} UTC, {rounds}, {sizes}, on {quiet}: load of {load:.1f} before the run."
-        f" {machine['cores']} cores ({machine['cpu']}), {machine['memory_gb']} GB,"
+        f"{run['began']} UTC, {rounds}, {sizes}, on {quiet}, with a load of {load:.1f} before it."
+        f"{remark}\n{machine['cores']} cores ({machine['cpu']}), {machine['memory_gb']} GB,"
         f" Linux {machine['kernel']}, Python {machine['python']} (an addition in a loop takes"
         f" {machine['python_loop_ns']:.0f} ns); {run['seconds'] / 60:.0f} minutes."
     )

@@ -32,7 +32,13 @@ from itertools import islice, pairwise
 
 from ...protocol.clock import Clock
 from ...protocol.control import Retention
-from ...protocol.errors import BrokerReadOnlyError, CorruptIndexError, KeylaneError, StorageError
+from ...protocol.errors import (
+    BrokerReadOnlyError,
+    CorruptIndexError,
+    DataFolderError,
+    KeylaneError,
+    StorageError,
+)
 from ...protocol.limits import GROUPLESS_PARTITIONS_MAX
 from ...protocol.log_filter import LogFilter
 from ...protocol.record import Kind
@@ -210,7 +216,11 @@ class RetentionLoop:
         Raises:
             KeylaneError: some segments were not removed; the next check tries again.
         """
-        disk, segments, oldest_ms = await self._run_read(self._survey)
+        try:
+            disk, segments, oldest_ms = await self._run_read(self._survey)
+        except DataFolderError as error:  # files that are open would still take messages
+            self._refuse_messages(error.message)
+            raise
         if await self._begin_segment(oldest_ms, segments=len(segments) + 1):
             disk, segments, _ = await self._run_read(self._survey)
         if segments and segments[-1].newest_ms is None:

@@ -506,6 +506,12 @@ class RealFiles:
     def _statvfs(self) -> os.statvfs_result:
         try:
             return os.statvfs(self._root)
+        except FileNotFoundError as error:
+            raise DataFolderError(
+                f"the data folder {self._root} was removed while the broker runs: messages are "
+                "refused, and what it had stored is lost",
+                path=self._root,
+            ) from error
         except OSError as error:
             raise disk_error("statvfs", "", error) from error
 

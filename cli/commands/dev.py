@@ -5,6 +5,7 @@ Ctrl-C.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -28,6 +29,14 @@ from ..status import showing
 
 BROKERS_DEFAULT = 2
 REGISTER_TIMEOUT_S = 20.0
+ORDER = '{"id": 100, "customer": "ada", "total": "12"}'
+"""A value that the handlers of the tutorial can read."""
+REMOVED_CHECK_S = 0.5
+"""How often a running cluster looks whether its data folder is still there, in seconds."""
+REMOVED_HINT = (
+    "What was stored in it is lost. Stop keylane before you remove the folder; start it again for "
+    "an empty cluster."
+)
 
 
 class DevCluster(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +78,35 @@ def prepare_data(data: Path) -> None:
         raise DataFolderError(
             f"cannot use {data} as data folder: {error.strerror or error}", path=str(data)
         ) from error
+
+
+def _inode(folder: Path) -> int | None:
+    """Return the inode of a folder, None if there is no folder."""
+    try:
+        return folder.stat().st_ino
+    except OSError:
+        return None
+
+
+async def _wait_for_stop(stop: asyncio.Event, data: Path) -> None:
+    """
+    Wait for a signal.
+
+    Raises:
+        DataFolderError: the data folder was removed or replaced. Files that are open would still
+            take messages, which would be lost at the end.
+    """
+    inode = _inode(data)
+    while not stop.is_set():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REMOVED_CHECK_S):
+                await stop.wait()
+        if _inode(data) != inode:
+            error = DataFolderError(
+                f"keylane stops, because its data folder {data} was removed", path=str(data)
+            )
+            error.hint = REMOVED_HINT
+            raise error
 
 
 async def _start_cluster(
@@ -149,7 +187,7 @@ def next_steps(cluster: DevCluster) -> str:
     if not cluster.subjects:
         lines.append(f"  keylane subject create {subject} --partitions 4")
     lines += [
-        f"  keylane produce {subject} paid --key customer-7",
+        f"  keylane produce {subject} '{ORDER}' --key ada",
         f"  keylane consume {subject} --group billing",
         f"  keylane group describe {subject} billing",
         "Ctrl-C stops it.",
@@ -199,7 +237,7 @@ def run_dev(
                     show_data(output, cluster)
                 else:
                     print(next_steps(cluster), flush=True)
-                await stop.wait()
+                await _wait_for_stop(stop, data)
         except KeylaneError as error:
             show_error(error, output)
             status = 1

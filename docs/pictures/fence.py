@@ -1,6 +1,7 @@
 """Draws `docs/pictures/fence.svg` from a real run. A consumer that owns a partition is paused, and
-its lease expires. Another consumer gets the partition with a higher token, and the late ack of the
-first is refused.
+its lease expires. Another consumer gets the partition with a higher token. When the first one wakes
+up, its own client sees that the lease has ended, and refuses the ack. No broker is asked:
+`Message.ack` waits for none.
 
     .venv/bin/python docs/pictures/fence.py
 """
@@ -306,19 +307,16 @@ def draw_circle(place: tuple[float, float], number: int, colour: str) -> str:
 
 
 def draw_refusal(line: Timeline) -> Iterator[str]:
-    """Yield the late ack, which bounces off the broker."""
+    """Yield the late ack, which does not leave consumer A."""
     left, top, width, height, _ = BOXES["A"]
-    broker_left, broker_top, *_ = BOXES["broker"]
-    start = (left + width, top + height - 20)
-    end = (broker_left - 12, broker_top + 40)
+    edge, y = left + width, top + height - 14
     from_s = line.at("A", "refused")
-    middle = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
     yield (
         f'<g opacity="0">{fade(line.total_s, from_s, line.total_s)}'
-        f'<line x1="{start[0]}" y1="{start[1]}" x2="{end[0]}" y2="{end[1]}" stroke="{RED}" '
+        f'<line x1="{edge - 60}" y1="{y}" x2="{edge - 12}" y2="{y}" stroke="{RED}" '
         'stroke-width="2"/>'
-        f"{draw_text(middle[0] - 8, middle[1] + 9, '✗', font_size=26, fill=RED)}"
-        f"{draw_text(middle[0] + 14, middle[1] - 8, 'ack', font_size=13, fill=RED)}</g>"
+        f"{draw_text(edge - 13, y + 9, '✗', font_size=26, fill=RED)}"
+        f"{draw_text(edge - 90, y + 4, 'ack', font_size=13, fill=RED)}</g>"
     )
 
 
@@ -336,8 +334,14 @@ def captions_of(line: Timeline) -> list[tuple[float, str]]:
             f"after {waited_s:.1f} s its lease has ended: B gets token {second.token}",
         ),
         (line.at("B", "acked", 0), "B handles the same messages, in order, and acks them"),
-        (line.at("A", "resumed"), f"kill -CONT A, after {late_s:.1f} s: it acks message 0"),
-        (line.at("A", "refused") + 1.6, f"refused: the cursor stays at {cursor}, where B left it"),
+        (
+            line.at("A", "resumed"),
+            f"kill -CONT A, after {late_s:.1f} s: its handler acks message 0",
+        ),
+        (
+            line.at("A", "refused") + 1.6,
+            f"its own client refuses, as the lease has ended: the cursor stays at {cursor}",
+        ),
     ]
 
 
@@ -402,7 +406,7 @@ def draw_picture(events: Sequence[Event]) -> str:
                 (wakes_s, f"acks message 0, token {first.token}"),
             ],
         ),
-        *draw_states(line, "A", 1, [(line.at("A", "refused"), "refused")], fill=RED),
+        *draw_states(line, "A", 1, [(line.at("A", "refused"), "its client refuses")], fill=RED),
         *draw_states(
             line,
             "B",

@@ -10,10 +10,10 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 BY_HAND = "by_hand.py"
-NOTHING = "–"
+NONE = "none: it keeps them all"
 ORDER = "order of a key when partitions are added"
 VERSIONS = {
-    "keylane": ("with_keylane.py", NOTHING, "they are lost: there is one copy"),
+    "keylane": ("with_keylane.py", NONE, "they are lost: there is one copy"),
     "Kafka, aiokafka": ("with_aiokafka.py", ORDER, "replicas have them"),
     "Kafka, FastStream": (
         "with_faststream.py",
@@ -22,11 +22,11 @@ VERSIONS = {
     ),
     "Redis, Celery": (
         "with_celery.py",
-        "any order: a task that arrives early is put back and retried",
+        "order: its queue has none, so a task that arrives early is put back and retried",
         "a replica has them, but perhaps not the last ones",
     ),
 }
-"""File, what of the service it cannot promise, and what becomes of messages on a lost disk."""
+"""File, promises of the service that it cannot keep, what becomes of messages on a dead disk."""
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -57,7 +57,7 @@ def table() -> str:
     by_hand = count_lines((HERE / BY_HAND).read_text())
     rows = [
         (
-            "| the same service with | lines of code | what of it cannot be promised | "
+            "| the same service with | lines of code | which of these promises it cannot keep | "
             "messages of a dead disk |"
         ),
         "| --- | --- | --- | --- |",

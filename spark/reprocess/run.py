@@ -272,7 +272,7 @@ def _replan(options: ReadOptions, missing_pieces: list[SourceRange]) -> list[Pla
 
 
 def run_job(
-    spark: SparkSession,
+    spark: SparkSession | Callable[[], SparkSession],
     job: Job,
     options: ReadOptions,
     folder: OutputFolder,
@@ -288,6 +288,7 @@ def run_job(
     returns the manifest.
 
     Args:
+        spark: a session, or a function that starts one. It is called only if a piece is missing.
         to: the subject that gets the rows; None for Parquet files. If it is the source itself, and
             the rows stay hidden, the source is cut first, because the rows will replace all
             messages before the cut.
@@ -382,7 +383,7 @@ def _retention_hold(options: ReadOptions, plan: JobPlan, handover_ms: int) -> Re
 
 
 def _run_tasks(
-    spark: SparkSession,
+    spark: SparkSession | Callable[[], SparkSession],
     job: Job,
     options: ReadOptions,
     folder: OutputFolder,
@@ -391,6 +392,9 @@ def _run_tasks(
     *,
     park: bool,
 ) -> None:
+    if not plan.missing:
+        return
+    session = spark() if callable(spark) else spark
     hidden = None if to is None else to.hidden_rows(plan.manifest)
     for wave in group_into_waves(plan.missing, in_order=to is not None):
         tasks = [
@@ -403,7 +407,7 @@ def _run_tasks(
             )
             for pieces in wave
         ]
-        task_numbers = spark.range(0, len(tasks), 1, len(tasks))
+        task_numbers = session.range(0, len(tasks), 1, len(tasks))
         task_numbers.mapInArrow(task_runner(job, tasks), DONE_SCHEMA).collect()
 
 

@@ -4,6 +4,8 @@ answered.
 
 import json
 import os
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -60,8 +62,10 @@ def keylane(
 
 
 @contextmanager
-def running_dev(data: Path, *options: str) -> Iterator[Dev]:
-    """A cluster from `keylane dev`; its first line says that it is ready."""
+def running_dev(data: Path, *options: str, status: int = 0) -> Iterator[Dev]:
+    """A cluster from `keylane dev`; its first line says that it is ready, and it ends with
+    `status`.
+    """
     process = subprocess.Popen(
         [
             sys.executable,
@@ -88,7 +92,7 @@ def running_dev(data: Path, *options: str) -> Iterator[Dev]:
     finally:
         process.terminate()
         _out, errors = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 0, errors
+    assert process.returncode == status, errors
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +124,21 @@ def test_dev_is_ready(dev):
         {name: summary[name] for name in ("subject", "order_strategy", "partitions")}
         for summary in summaries
     ]
+
+
+def test_dev_ends_when_its_data_folder_is_removed(tmp_path):
+    """It would go on to answer that messages are stored, in files that nobody finds again."""
+    with running_dev(tmp_path / "data", "--subject", "orders", status=1) as dev:
+        assert dev.run("produce", "orders", "paid").returncode == 0
+        shutil.rmtree(dev.data)
+        assert dev.process.wait(TIMEOUT_S) == 1
+        assert dev.process.stderr is not None
+        error = json.loads(dev.process.stderr.read().splitlines()[-1])
+        assert error["message"] == f"keylane stops, because its data folder {dev.data} was removed"
+        assert error["hint"].startswith("What was stored in it is lost.")
+        refused = dev.run("produce", "orders", "paid")
+        assert refused.returncode == 1
+        assert "keylane dev starts a cluster" in refused.stderr
 
 
 def test_subject_is_created_filled_read_and_described(dev):
@@ -589,12 +608,12 @@ def test_printed_next_steps_work_when_copied(tmp_path):
         while not printed or not printed[-1].startswith("Ctrl-C"):
             printed.append(process.stdout.readline())
             assert printed[-1]
-        commands = [line.split() for line in printed if line.startswith("  keylane ")]
+        commands = [shlex.split(line) for line in printed if line.startswith("  keylane ")]
         meta = next(line for line in printed if "KEYLANE_META" in line).strip().partition("=")[2]
         assert len(commands) == 4
         for _program, *arguments in commands:
             more = ["-n", "1"] if arguments[0] == "consume" else []
-            done = keylane(*(word.strip("'") for word in arguments), *more, meta=meta)
+            done = keylane(*arguments, *more, meta=meta)
             assert done.returncode == 0, done.stderr
     finally:
         process.terminate()

@@ -6,6 +6,7 @@ their own. What a page leaves to its reader is in the folder pages/, in a file o
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -27,14 +28,18 @@ translation has the code of its original.
 """
 STEPS = {
     page.relative_to(ROOT).as_posix(): steps_of(page)
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    for page in [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
+        *sorted((ROOT / "examples").rglob("README.md")),
+    ]
     if not any(part in page.relative_to(ROOT).as_posix() for part in NOT_FOR_USERS)
 }
 PAGES = [name for name, steps in STEPS.items() if any(step.runs for step in steps)]
 LEFT_OUT = {
     "a cluster with access control": 3,
     "a disk has to be lost": 3,
-    "a package of others": 2,
+    "a package of others": 5,
     "a server of Spark Connect": 1,
     "names of other hosts": 2,
     "servers have to be stopped": 2,
@@ -46,7 +51,16 @@ PARTITIONS = {"docs/do/grow-and-move.md": 4}
 """Partitions of the subject `orders` where a page says how many it has."""
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A page ends before the second compiler or a parallel collector pays off."""
-SPARK_PAGES = {"docs/SPARK.md", "docs/do/reprocess-with-spark.md"}
+SPARK_PAGES = {
+    "docs/SPARK.md",
+    "docs/do/reprocess-with-spark.md",
+    "examples/spark_reprocessing/README.md",
+}
+
+
+def stem_of(name: str) -> str:
+    """The name of a page's stand-in; that of a project is called after its folder."""
+    return Path(name).parent.name if name.startswith("examples/") else Path(name).stem
 
 
 def page_param(name: str):
@@ -78,8 +92,11 @@ async def test_page_does_what_it_says(name: str, tmp_path: Path) -> None:
             "127.0.0.1:7101": first,
             "127.0.0.1:7102": second,
             "/data/": f"{tmp_path}/reader/",
+            "/tmp/": f"{tmp_path}/reader/",
         }
-        stand_in = STAND_INS / f"{Path(name).stem}.py"
+        if name.startswith("examples/"):  # its reader is in the folder of the project
+            shutil.copytree((ROOT / name).parent, tmp_path / "reader", dirs_exist_ok=True)
+        stand_in = STAND_INS / f"{stem_of(name)}.py"
         run = PageRun(ROOT / name, tmp_path / "reader", environment, replaced)
         run.follow(stand_in if stand_in.exists() else STAND_INS / "any_page.py")
 
@@ -92,13 +109,20 @@ def test_pages_leave_out_what_they_say_why():
 
 def test_pages_with_code_are_found():
     assert {"README.md", "docs/CONSUMING.md", "docs/OPERATING.md", "docs/SPARK.md"} <= set(PAGES)
+    projects = {name for name in PAGES if name.startswith("examples/")}
+    assert {Path(name).parent.name for name in projects} == {
+        "django_shop",
+        "spark_reprocessing",
+        "warehouse",
+        "web_shop",
+    }
     steps = [step for name in PAGES for step in STEPS[name] if step.runs]
     assert sum(step.kind == "python" for step in steps) > 40
     assert sum(len(step.commands) for step in steps) > 130
 
 
 def test_stand_in_belongs_to_a_page():
-    stems = {Path(name).stem for name in PAGES}
+    stems = {stem_of(name) for name in PAGES}
     assert {path.stem for path in STAND_INS.glob("*.py")} <= stems | {"any_page"}
 
 

@@ -5,6 +5,7 @@ page shows.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from keylane.cli.commands.dev import ORDER
 from keylane.outbox import create_tables
 from support.pages import Walk, blocks_of
 from support.ports import free_port
@@ -47,6 +49,14 @@ def test_tutorial_installs_extras_that_there_are():
     (once,) = [block for block in blocks_of(TUTORIAL) if block.title == "once"]
     (extras,) = re.findall(r"\.\[([\w,]+)\]", once.text)
     assert set(extras.split(",")) <= set(PROJECT["project"]["optional-dependencies"])
+
+
+def test_dev_suggests_an_order_that_the_tutorial_can_bill():
+    (billing,) = [block for block in blocks_of(TUTORIAL) if block.title == "billing.py"]
+    order = json.loads(ORDER)
+    read = set(re.findall(r'order\["(\w+)"\]', billing.text))
+    assert read == set(order)
+    assert int(order["total"]) > 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -296,13 +296,13 @@ def _summary(read: list[dict[str, Any]]) -> str:
             f"the simulation itself. On earlier versions {_sum(before, 'seeds'):,} runs had "
             f"{bad_before:,}.\n"
             "   Each was repaired, and the tests have replayed it since.\n"
-            f"   In the runs of real programs one judge counted {totals.violations:,} violations. "
-            "Another judge, which shares no code with the product and reads the disks, found "
-            f"{totals.found:,} errors among {totals.acked:,} acked messages."
+            "   Two independent programs judge the runs of real programs. The checker counted "
+            f"{totals.violations:,} violations. The other one, which shares no code with the product "
+            f"and reads the disks, found {totals.found:,} errors among {totals.acked:,} acked messages."
         ),
         (
-            f"**The judge, judged**: of {totals.bugs:,} faults built into the programs on purpose, "
-            f"one at a time, {totals.caught:,} were caught."
+            f"**The tests, tested**: the code was broken on purpose in {totals.bugs:,} ways, one at a "
+            f"time (mutants). The tests noticed {totals.caught:,} of them."
         ),
     ]
     return "".join(f"\n{number}. {line}" for number, line in enumerate(lines, 1)) + "\n"

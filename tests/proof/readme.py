@@ -65,13 +65,17 @@ def _english(
     return [
         (
             f"* Simulation: {totals.faults:,} faults in {totals.seeds:,} simulated runs and in runs of "
-            f"real programs; {_counted(totals.bad, 'violation')}."
+            f"real programs; {_none_or(totals.bad, 'no')} violation{'s' * (totals.bad != 1)}."
         ),
         (
             f"* Real processes: {totals.acked:,} acked messages, "
-            f"{_counted(totals.wrong, 'of them', 'none')} lost or out of order, by two judges."
+            f"{_none_or(totals.wrong)} of them lost or out of order. Two independent programs judge "
+            "the history of each run."
         ),
-        f"* {totals.bugs:,} bugs built in on purpose, {totals.caught:,} caught.",
+        (
+            f"* Tests of the tests: we broke our own code on purpose in {totals.bugs:,} ways, one at a "
+            f"time (mutants). The tests noticed {totals.caught:,} of them."
+        ),
         (
             f"* {'Faster' if faster else 'Slower'} than Kafka with every receipt awaited: "
             f"{rates[0] / 1e6:.2f} M/s against {rates[1] / 1e6:.2f} M/s; each receipt means fsync, "
@@ -93,8 +97,14 @@ def _chinese(
             f"* 仿真：{totals.seeds:,} 次仿真运行加上真实程序的运行，共 {totals.faults:,} 个故障，"
             f"{totals.bad:,} 次违规。"
         ),
-        f"* 真实进程：{totals.acked:,} 条已确认的消息，两个裁判查出 {totals.wrong:,} 条丢失或乱序。",
-        f"* 故意放进代码的 {totals.bugs:,} 个错误，抓到 {totals.caught:,} 个。",
+        (
+            f"* 真实进程：{totals.acked:,} 条已确认的消息，{totals.wrong:,} 条丢失或乱序。"
+            "每次运行的历史由两个互相独立的程序判定。"
+        ),
+        (
+            f"* 检验测试本身：我们故意用 {totals.bugs:,} 种方式改坏自己的代码，每次一种（变异体）；"
+            f"测试发现了其中 {totals.caught:,} 种。"
+        ),
         (
             f"* 逐条等待回执的发送比 Kafka {'快' if faster else '慢'}：{rates[0] / 1e6:.2f} M/s 对 "
             f"{rates[1] / 1e6:.2f} M/s；keylane 的回执表示已经 fsync，Kafka 的只表示在页缓存里。"
@@ -106,10 +116,8 @@ def _chinese(
     ]
 
 
-def _counted(count: int, noun: str, none: str = "") -> str:
-    if count == 0:
-        return none or f"no {noun}"
-    return f"{count:,} {noun}{'s' * (count != 1 and not none)}"
+def _none_or(count: int, none: str = "none") -> str:
+    return f"{count:,}" if count else none
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 What a block prints is compared as far as the page shows it: the lines below a command with `$`, and
 the remark behind a `print`. A command ends with status 0, unless the page's stand-in has it in
 `REFUSED`, with a part of the error that it gets here. `keylane spark` shares the Spark of the page's
-session of Python.
+session of Python. A command with the remark `# in another terminal` runs until the end of the page.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from support.page_session import ANSWERS
 from support.page_steps import REASONS, SERVES, Step, all_commands, steps_of
-from support.pages import Command, match_line
+from support.pages import Command, RunningProgram, match_line
 from support.server_process import ForkedProcess, run_keylane
 
 SESSION = Path(__file__).with_name("page_session.py")
@@ -37,6 +37,10 @@ SHELL = re.compile(r"[|<>$]|&&")
 FOLLOWS = re.compile(r" --follow\b")
 """A command that serves until Ctrl-C."""
 FOLLOWED_S = 2
+ELSEWHERE = re.compile(r" +# in another terminal\b")
+"""A command that serves beside the others."""
+DIFFERS = 2
+"""The status of `keylane spark reprocess --compare` if rows differ."""
 SUBJECT = re.compile(r"--subject (\S+)")
 
 
@@ -110,9 +114,17 @@ class PageRun:
         }
         (folder / ".curlrc").write_text("fail-with-body\nsilent\nshow-error\n")
         self._refused: dict[str, str] = {}
+        self._serving: list[RunningProgram] = []
 
     def follow(self, stand_in: Path | None) -> None:
         """Run every step of the page."""
+        try:
+            self._follow(stand_in)
+        finally:
+            for program in self._serving:
+                program.close()
+
+    def _follow(self, stand_in: Path | None) -> None:
         with PythonSession(self._folder, self._environment) as session:
             if stand_in is not None:
                 self._refused = session.take(stand_in=str(stand_in))
@@ -123,6 +135,7 @@ class PageRun:
                     self._make_subjects(step)
                 if step.runs:
                     (self._commands if step.kind == "commands" else self._python)(session, step)
+            session.take(hook="at_end", text="")
             assert not self._refused, f"not on the page: {list(self._refused)}"
 
     def _python(self, session: PythonSession, step: Step) -> None:
@@ -151,9 +164,17 @@ class PageRun:
         for each in step.commands:
             command = self._here(each.command)
             command = session.take(hook="before_command", text=command) or command
+            if ELSEWHERE.search(command):
+                program = RunningProgram(
+                    ELSEWHERE.split(command)[0], self._folder, self._environment
+                )
+                self._serving.append(program)
+                continue
             if command.startswith("keylane spark "):  # a Java process of its own takes 20 s
                 words = shlex.split(command, comments=True)[1:]
-                assert session.take(keylane=words) == 0, f"line {step.block.line}: {command}"
+                expected = {0, DIFFERS} if "--compare" in words else {0}
+                status = session.take(keylane=words)
+                assert status in expected, f"line {step.block.line}: {command}"
                 continue
             self._command(step, Command(command, [self._here(line) for line in each.output]))
 

@@ -9,8 +9,8 @@ its own:
   the function that bills an order. Its names are those of the page. Answer: its `REFUSED`.
 * `{"hook": NAME, "text": TEXT}` calls a function of the stand-in, if it has one of that name:
   `prepare` at the beginning, `before_block` and `after_block` with a block of Python, and
-  `before_command` with a command. Answer: what it returns; for a command, what is typed in its
-  place, such as an id that the page cannot know.
+  `before_command` with a command, and `at_end` after the last step. Answer: what it returns; for a
+  command, what is typed in its place, such as an id that the page cannot know.
 * `{"block": TEXT, "page": FILE, "line": N}` runs a block. `await` may stand outside of a function.
   What serves for ever is ended by Ctrl-C once the groups that have a member have no message left,
   or no group has one.

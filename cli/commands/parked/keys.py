@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 COLUMNS = (
-    *("partition#", "key", "state", "messages#", "parked since", "first", "tries#"),
+    *("partition#", "key", "state", "messages#", "parked since", "oldest", "tries#"),
     *("failed at", "last failure", "consumer", "next try"),
 )
 ERRORS_SHOWN = 20
@@ -145,7 +145,9 @@ def _row(view: ParkedKeyView) -> tuple[object, ...]:
         state_text(view),
         view.messages,
         format_time(view.since_ms),
-        None if view.first_offset < 0 else f"{view.first_source}:{view.first_offset}",
+        None
+        if view.first_offset < 0
+        else f"offset {view.first_offset} of partition {view.first_source}",
         view.tries or (None if failure is None else failure.attempts),
         None if failure is None else format_time(failure.at_ms),
         None if failure is None else failure_text(failure),

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ....protocol.clock import SystemClock
 from ....protocol.errors import ConfigError, KeylaneError
@@ -251,11 +251,17 @@ def _run(
     from ....spark.session import local_session
     from ...java import find_java
 
-    with showing("starting Spark"):
-        spark = local_session(java_home=find_java().path, cores=os.cpu_count() or 1)
-    with _progress_bars(folder, is_visible=output is OutputFormat.TABLE) as add_bars:
+    java_home = find_java().path
+    with _progress_bars(folder, is_visible=output is OutputFormat.TABLE) as (add_bars, show_bars):
+
+        def start_spark() -> Any:  # a session; only `spark/` may import pyspark
+            with showing("starting Spark"):
+                session = local_session(java_home=java_home, cores=os.cpu_count() or 1)
+            show_bars()
+            return session
+
         manifest = run_job(
-            spark,
+            start_spark,
             job,
             options,
             folder,
@@ -292,9 +298,9 @@ def _run(
 @contextmanager
 def _progress_bars(
     folder: OutputFolder, *, is_visible: bool
-) -> Iterator[Callable[[JobPlan], None]]:
+) -> Iterator[tuple[Callable[[JobPlan], None], Callable[[], None]]]:
     """Show a progress bar per partition, updated from the files in the folder. Yields a function
-    that adds the bars for a plan.
+    that adds the bars for a plan, and one that begins to show them.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -305,34 +311,41 @@ def _progress_bars(
         TimeElapsedColumn(),
     )
     stopped = threading.Event()
-    with Progress(*columns, disable=not is_visible) as progress:
-        bars: dict[int, object] = {}
+    progress = Progress(*columns, disable=not is_visible)
+    bars: dict[int, object] = {}
 
-        def add_bars(plan: JobPlan) -> None:
-            for each in plan.manifest.ranges:
-                bars[each.partition_id] = progress.add_task(
-                    f"partition {each.partition_id}", total=each.end - each.start
-                )
+    def add_bars(plan: JobPlan) -> None:
+        for each in plan.manifest.ranges:
+            bars[each.partition_id] = progress.add_task(
+                f"partition {each.partition_id}", total=each.end - each.start
+            )
 
-        def update_bars() -> None:
-            done_rows = Counter[int]()
-            for partition_id, rows in folder.done_ranges():
-                done_rows[partition_id] += rows
-            for partition_id, bar in list(bars.items()):
-                progress.update(bar, completed=done_rows[partition_id])  # type: ignore[arg-type]
+    def update_bars() -> None:
+        done_rows = Counter[int]()
+        for partition_id, rows in folder.done_ranges():
+            done_rows[partition_id] += rows
+        for partition_id, bar in list(bars.items()):
+            progress.update(bar, completed=done_rows[partition_id])  # type: ignore[arg-type]
 
-        def follow_folder() -> None:
-            while not stopped.wait(POLL_SECONDS):
-                update_bars()
+    def show_bars() -> None:
+        for bar in bars.values():
+            progress.reset(bar)  # type: ignore[arg-type]  # its time begins now
+        progress.start()
 
-        thread = threading.Thread(target=follow_folder, name="progress", daemon=True)
-        thread.start()
-        try:
-            yield add_bars
-        finally:
-            stopped.set()
-            thread.join()
+    def follow_folder() -> None:
+        while not stopped.wait(POLL_SECONDS):
             update_bars()
+
+    thread = threading.Thread(target=follow_folder, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield add_bars, show_bars
+    finally:
+        stopped.set()
+        thread.join()
+        update_bars()
+        if progress.live.is_started:
+            progress.stop()
 
 
 def _compare(output: OutputFormat, command: ReprocessOptions, folder: OutputFolder) -> bool:

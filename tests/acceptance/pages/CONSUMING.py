@@ -43,26 +43,25 @@ def write(rows: pyarrow.RecordBatch, name: str) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_batches([rows]), f"{name}.parquet")
 
 
-async def send_prices_until_one_is_remembered() -> None:
+async def send_orders_until_one_is_remembered() -> None:
     """Then press Ctrl-C: a broadcast consumer has no group that shows what it has handled."""
-    while not globals().get("prices"):
-        await send_orders("prices", b"9.90")
+    while not globals().get("latest"):
+        await send_orders()
         await asyncio.sleep(0.1)
     os.kill(os.getpid(), signal.SIGINT)
 
 
 async def prepare(_text: str) -> None:
     async with Admin(META) as admin:
-        for subject in ("payments", "prices"):
-            await admin.create_subject(subject)
+        await admin.create_subject("payments")
 
 
 async def before_block(text: str) -> None:
     async with Producer(META) as producer:
         await producer.send("payments", b"12", key="customer-7")
     await send_orders()
-    if "prices: dict" in text:
-        globals()["sending"] = asyncio.create_task(send_prices_until_one_is_remembered())
+    if "latest: dict" in text:
+        globals()["sending"] = asyncio.create_task(send_orders_until_one_is_remembered())
 
 
 async def after_block(text: str) -> None:

@@ -1,5 +1,5 @@
-"""The files that the page sends, a static subject, and one for reminders. The folders of stopped
-brokers are copies of those that run.
+"""The files that the page sends, and a static subject. The folders of stopped brokers are copies
+of those that run.
 """
 
 import os
@@ -30,7 +30,6 @@ async def prepare(_text: str) -> None:
     Path("messages.ndjson").write_text('{"key": "customer-7", "value": "sent"}\n')
     async with Admin(META) as admin:
         await admin.create_subject("invoices", static=True, partitions=4)
-        await admin.create_subject("reminders")
     await send_orders()
     await handle_all(bill)
 
@@ -47,6 +46,6 @@ async def before_command(text: str) -> str | None:
     if "53c1…" in text:
         async with Admin(META) as admin:
             at = re.search(r"[\d.]+:\d+(?=/)", text)
-            listed = await admin.list_scheduled(subject="reminders", broker=at[0] if at else None)
+            listed = await admin.list_scheduled(subject="orders", broker=at[0] if at else None)
         return text.replace("53c1…", listed.messages[0].scheduled_id)
     return None

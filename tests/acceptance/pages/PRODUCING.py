@@ -1,12 +1,6 @@
-"""A subject for reminders."""
+"""The group `billing` handles what the page has it handle."""
 
-from keylane import Admin
-from support.page_shop import META, assert_handled
-
-
-async def prepare(_text: str) -> None:
-    async with Admin(META) as admin:
-        await admin.create_subject("reminders")
+from support.page_shop import assert_handled
 
 
 async def after_block(text: str) -> None:

@@ -90,7 +90,9 @@ async def test_edited_message_is_handled_in_its_place(shared_cluster: Cluster, c
                 await asyncio.sleep(0.02)
             if change != "none":
                 (view,) = [each async for each in admin.parked(subject, "g")]
-                with pytest.raises(NotFoundError, match=f"stored, such as {partition_id}:0"):
+                with pytest.raises(
+                    NotFoundError, match=f"stored, such as offset 0 of partition {partition_id}"
+                ):
                     await admin.edit_parked(subject, "g", view.partition_id, 60, value=b"41")
                 again = await admin.edit_parked(subject, "g", partition_id, 0, value=b"41")
                 assert again.message.value == b"41"

@@ -249,6 +249,34 @@ async def test_parked_key_stays_parked_through_a_new_owner_and_a_restart_of_its_
                 await eventually(lambda: handler.handled[b"bad"] == [0, 1, 2])
 
 
+async def test_message_of_a_skipped_key_is_set_aside_alone_when_the_next_owner_does_so(
+    shared_cluster: Cluster,
+):
+    """Nothing of the key was parked any more: the message is like any other, and is not redriven."""
+    subject, handler = "park-emptied", Handler()
+    await shared_cluster.create(subject, partitions=1)
+    handler.poison = {b"bad"}
+    async with (
+        asyncio.timeout(60),
+        Producer(shared_cluster.meta) as producer,
+        Admin(shared_cluster.meta) as admin,
+    ):
+
+        async def parked() -> list[tuple[bytes | None, int]]:
+            return [(view.key, view.messages) async for view in admin.parked(subject, "g")]
+
+        await send(producer, subject, b"bad", 0, 1)
+        async with consumer_of(shared_cluster, subject, handler):
+            while await parked() != [(b"bad", 2)]:
+                await asyncio.sleep(0.05)
+        await admin.skip(subject, "g", key=b"bad", first=2)
+        await send(producer, subject, b"bad", 2)
+        async with consumer_of(shared_cluster, subject, handler, on_failure="dead"):
+            while not await parked() or await admin.lag(subject, "g"):
+                await asyncio.sleep(0.05)
+            assert await parked() == [(None, 1)]
+
+
 @pytest.mark.parametrize("kind", [OperationKind.RESIZE, OperationKind.MOVE])
 async def test_parked_key_goes_with_its_children(file_cluster: Cluster, kind: OperationKind):
     """A resize or a move after the parking: the child parks what follows, and the redrive begins

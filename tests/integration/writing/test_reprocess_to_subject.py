@@ -60,9 +60,9 @@ class SubjectJob:
         write = WriteOptions(meta=(cluster.meta,), subject=target, timeout_ms=20_000, **options)
         self.to = JobTarget(options=write)
 
-    def run(self, function=lambda rows: rows, code: str = "jobs:same@1", **more):
+    def run(self, function=lambda rows: rows, code: str = "jobs:same@1", spark=TasksHere, **more):
         job = Job("same", function, code)
-        return runs.run_job(TasksHere(), job, self.options, self.folder, to=self.to, **more)  # type: ignore[arg-type]
+        return runs.run_job(spark, job, self.options, self.folder, to=self.to, **more)
 
 
 def rows_of(cluster: Cluster, subject: str) -> list[dict]:
@@ -137,6 +137,25 @@ def test_rows_are_published_at_once_and_marked_and_a_repeat_does_nothing(
     assert hidden_subjects(file_cluster, "published") == []
     with raises(Reason.JOB_CHANGED):
         SubjectJob(file_cluster, source, tmp_path, "elsewhere", partitions=2).run()
+
+
+@pytest.mark.parametrize("kind", ["files", "subject"])
+def test_spark_is_started_only_if_a_piece_is_missing(file_cluster, source, tmp_path, kind):
+    """A start of Java takes seconds."""
+    target = f"started-{kind}"
+    asyncio.run(file_cluster.create(target, partitions=2))
+    work = SubjectJob(file_cluster, source, tmp_path, target)
+    if kind == "files":
+        work.to = None
+    started: list[TasksHere] = []
+
+    def start() -> TasksHere:
+        started.append(TasksHere())
+        return started[-1]
+
+    manifest = work.run(spark=start)
+    assert work.run(spark=start) == manifest
+    assert len(started) == 1
 
 
 def failing(*numbers: int) -> Callable[[pa.Table], pa.Table]:

@@ -16,6 +16,7 @@ from keylane.broker.store.group_changes import register_groups_at
 from keylane.protocol.control import Retention, TimeBound
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
+    DataFolderError,
     DiskFullError,
     OffsetOutOfRangeError,
     StorageError,
@@ -317,6 +318,24 @@ async def test_full_disk_stops_messages_and_heals():
     house.disk.free_space = 500_000
     await house.cleaning.check()
     await house.desk.append(batch(sequence=60))
+
+
+async def test_messages_are_refused_when_the_data_folder_was_removed(tmp_path):
+    """Files that are open would still take them, and they would be gone at the next start."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    house = RetainingBroker(RealFiles(folder))
+    await house.fill(batches=1)
+    await house.cleaning.check()
+    folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(DataFolderError, match="was removed while the broker runs"):
+        await house.cleaning.check()
+    with pytest.raises(BrokerReadOnlyError, match="was removed while the broker runs"):
+        await house.desk.append(batch(partition_id=1, sequence=90), 1)
+    (tmp_path / "elsewhere").rename(folder)
+    await house.cleaning.check()
+    await house.desk.append(batch(partition_id=1, sequence=2), 1)
+    await house.store.close()
 
 
 async def test_log_tells_what_a_full_disk_does(caplog):

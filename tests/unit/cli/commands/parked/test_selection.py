@@ -156,7 +156,7 @@ def test_table_has_a_row_for_each_key():
     assert table.title == "g on s: 2 messages of 1 key, 2 dead letters parked"
     first, second = cells(table)
     assert first[:4] == ["7", "a", "parked", "2"]
-    assert first[5:7] == ["3:9", "5"]
+    assert first[5:7] == ["offset 9 of partition 3", "5"]
     assert first[8].startswith("ValueError: no xx")
     assert len(first[8]) == 81
     assert first[8:] == [first[8], "host-1:worker", "-"]

@@ -36,8 +36,9 @@ def test_each_partition_has_a_bar_of_the_messages_that_are_done(
     """Pieces of an earlier run count."""
     folder = OutputFolder(str(tmp_path))
     note(folder, 3, 10)
-    with reprocess._progress_bars(folder, is_visible=True) as begin:
+    with reprocess._progress_bars(folder, is_visible=True) as (begin, show):
         begin(plan())
+        show()
         note(folder, 3, 30)
         note(folder, 4, 10)
     shown = {line.split()[1]: line for line in capsys.readouterr().out.splitlines()}
@@ -46,6 +47,18 @@ def test_each_partition_has_a_bar_of_the_messages_that_are_done(
 
 
 def test_no_bar_is_shown_beside_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    with reprocess._progress_bars(OutputFolder(str(tmp_path)), is_visible=False) as begin:
+    folder = OutputFolder(str(tmp_path))
+    with reprocess._progress_bars(folder, is_visible=False) as (begin, show):
+        begin(plan())
+        show()
+    assert capsys.readouterr().out == ""
+
+
+def test_no_bar_is_shown_when_spark_is_not_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """There is nothing to do."""
+    folder = OutputFolder(str(tmp_path))
+    with reprocess._progress_bars(folder, is_visible=True) as (begin, _show):
         begin(plan())
     assert capsys.readouterr().out == ""
