@@ -13,6 +13,7 @@ from ...protocol.parked import (
     RETRIED,
     Free,
     Park,
+    ParkedKeyRow,
     ParkState,
     Shift,
     Unpark,
@@ -23,7 +24,7 @@ from .aside import DueRetry
 from .events import KeysListed, SourceUnreadable, WindowRead
 from .parking import Pending
 from .ready import Note, NoteKind, ReadWindow
-from .redrive import CAREFUL_MS, WINDOW, RedriveWindows, Window, WindowPhase
+from .redrive import CAREFUL_MS, WINDOW, Window, WindowPhase
 from .state import PartitionSession
 
 
@@ -39,7 +40,7 @@ def on_listed(session: PartitionSession, event: KeysListed, now_ms: int) -> None
     for row in rows:
         waits = row.key in parking.releasing or parking.ends_redrive(row.key)
         if row.state is ParkState.REDRIVING and not waits and not _is_retry(row.key):
-            _begin(session, redrives, row.key)
+            _begin(session, row)
     if event.aside and redrives.is_unreleased:
         redrives.careful_until_ms = now_ms + CAREFUL_MS
     for tries, source, start, end in event.aside:
@@ -57,11 +58,16 @@ def _is_retry(key: object) -> bool:
     return isinstance(key, int) and key != 0
 
 
-def _begin(session: PartitionSession, redrives: RedriveWindows, key: bytes | int | None) -> None:
+def _begin(session: PartitionSession, row: ParkedKeyRow) -> None:
+    redrives, parking = session.redrives, session.parking
     if not redrives.is_allowed:
         session.output.notes.append(Note(NoteKind.NO_REDRIVES))
-    elif not session.offsets.is_acked_to_end:
-        redrives.begin(key, is_inherited=not session.tenure.is_acquired)
+    elif session.offsets.is_acked_to_end or row.key in redrives.keys:
+        return
+    elif row.messages or is_loose(row.key) or parking.has_parks_of(row.key):
+        redrives.begin(row.key, is_inherited=not session.tenure.is_acquired)
+    else:  # the last one was skipped: later messages of the key are like any others
+        parking.free(row.key)
 
 
 def read_due(session: PartitionSession, now_ms: int) -> None:

@@ -118,8 +118,18 @@ def test_redriven_key_is_handled_in_order_and_then_freed():
     assert changes_of(steps) == [Free(A)]
 
 
-def test_messages_that_come_while_a_key_is_freed_are_handed_out_after_it():
+def test_key_is_freed_at_once_when_its_last_message_was_skipped():
     steps = redriving((A, 0))
+    assert not steps.session.redrives
+    assert changes_of(steps) == [Free(A)]
+    steps.pull(4)
+    assert steps.want(4) == [3]
+    steps.step(ParkedChanged(1))
+    assert steps.want(4) == [2]
+
+
+def test_messages_that_come_while_a_key_is_freed_are_handed_out_after_it():
+    steps = redriving((A, 1))
     steps.pull(4)
     [window] = list(steps.session.redrives.windows)
     steps.step(WindowRead(window, []))
