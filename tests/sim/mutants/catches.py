@@ -128,7 +128,7 @@ CATCHES: dict[str, int] = {
     "later_subjects_of_the_name_are_read": 4_000_000_010,
     "lease_by_the_calendar": 55,
     "lease_token_is_not_checked": 1_000_000_003,
-    "left_partition_is_no_barrier": 1_000_000_006,
+    "left_partition_is_no_barrier": 1_000_000_002,
     "line_waits_for_a_commit": 777_000_152,
     "live_reset_ends_with_its_metaserver": 2_000_000_320,
     "live_reset_waits_for_no_member": 2_000_000_155,
