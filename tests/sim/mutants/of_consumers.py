@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from keylane.consumer.assignments import Assignments
 from keylane.consumer.client import Consumer
 from keylane.consumer.dispatch import batch, handler
 from keylane.consumer.dispatch.handler import MessageJobs
-from keylane.consumer.handling.stream import Stream
+from keylane.consumer.dispatch.loop import LoopDispatch
 from keylane.consumer.membership import Membership
 from keylane.consumer.prefetch_budget import PrefetchBudget
 from keylane.consumer.reading.lineage_order import LineageOrder
@@ -90,12 +89,10 @@ def released_before_handlers_end(patches: Patches) -> None:
 def body_not_waited_for(patches: Patches) -> None:
     """A partition is handed over when `handover_ms` is up, in the middle of an iteration's body."""
 
-    async def quiesce(self: Any, client: Any) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._handover_ms / 1000):
-                await real(self, client)
+    def cancel(self: Any, shell: Any) -> None:
+        self._loop.call_soon(self._give_up, shell)
 
-    real = patches.set(Stream, "quiesce", quiesce)
+    patches.set(LoopDispatch, "cancel", cancel)
 
 
 def drained_said_early(patches: Patches) -> None:

@@ -8,8 +8,6 @@ import asyncio
 from collections import deque
 from typing import Any
 
-from keylane.consumer.handling import in_hand
-from keylane.consumer.handling.in_hand import UnackedMessages
 from keylane.consumer.session import answers, taking, windows
 from keylane.consumer.session.lanes import KeyLanes
 from keylane.consumer.session.offsets import ranges_of
@@ -101,19 +99,15 @@ def given_back_goes_to_the_end(patches: Patches) -> None:
 
 
 def given_back_alone(patches: Patches) -> None:
-    """A message is given back, and the later ones of its key stay in hand: they are waited for in
-    vain, or acked before it.
+    """A message is given back, and the later ones of its key stay in hand: they are acked before
+    it.
     """
 
-    def requeue(self: Any, message: Any, due_ns: int) -> Any:
-        self.unregistered.register()
-        lane = self._lane_of(message.key or (message.partition_id, message.offset))
-        later, lane.unacked = lane.unacked, {id(message): message}
-        back = real(self, message, due_ns)
-        lane.unacked = {number: each for number, each in later.items() if each is not message}
-        return back
+    def take_back(self: Any, failed: Any) -> list[Any]:
+        self.leave(failed)
+        return []
 
-    real = patches.set(UnackedMessages, "requeue", requeue)
+    patches.set(KeyLanes, "take_back", take_back)
 
 
 def keys_in_hand_hold_nothing(patches: Patches) -> None:
@@ -126,10 +120,18 @@ def lower_offsets_stay_in_hand(patches: Patches) -> None:
     lower offsets and came behind it.
     """
 
-    def behind(lane: Any, message: Any) -> Any:
-        return [each for each in lane.unacked.values() if each.offset > message.offset]
+    def take_back(self: Any, failed: Any) -> Any:
+        others = self.together.get(failed.key, [])
+        place = next((at for at, each in enumerate(others) if each is failed), len(others))
+        lower = [each for each in others[place + 1 :] if each.offset < failed.offset]
+        if lower:
+            self.together[failed.key] = [each for each in others if each not in lower]
+        later = real(self, failed)
+        if lower:
+            self.together.setdefault(failed.key, []).extend(lower)
+        return later
 
-    patches.set(in_hand, "_handed_out_after", behind)
+    real = patches.set(KeyLanes, "take_back", take_back)
 
 
 BREAKS: tuple[Breaks, ...] = (
