@@ -36,7 +36,7 @@ PARTITION_ID = 1
 STORED = 300
 
 
-class Rows:
+class PulledRows:
     """A pulled batch; the key of a row is its offset modulo two."""
 
     size = 100
@@ -78,7 +78,7 @@ class Columns:
         start = self.session.offsets.next_offset
         batches = []
         for size in sizes:
-            batches.append(Rows(start, size))
+            batches.append(PulledRows(start, size))
             start += size
         self.feed(Pulled(batches, start, start))
 
@@ -302,7 +302,7 @@ def test_careful_part_ends_in_time_but_not_before_an_accused_row():
 
 
 def test_first_rows_of_a_batch_are_taken_up_to_an_end():
-    stored = deque([ClosedBatch(Rows(0, 10), [(2, 5), (7, 10)], 0)])
+    stored = deque([ClosedBatch(PulledRows(0, 10), [(2, 5), (7, 10)], 0)])
     assert take_part(stored, end=4).range == (2, 4)
     assert take_part(stored).range == (4, 5)
     assert take_part(stored).range == (7, 10)
