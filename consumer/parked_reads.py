@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from msgspec.structs import replace
 
@@ -112,6 +112,12 @@ class SourceDelivery:
 
     def __reduce_ex__(self, _protocol: object) -> Any:
         return copied_delivery(self)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self
 
     def ack(self, message: Message) -> Any:
         """Ack a message for the program. Raises InvalidRequestError if a handler has it."""

@@ -8,6 +8,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
 
@@ -198,7 +199,7 @@ class NotingOwner:
 class ToBrokers:
     """Connections that have these brokers only, and are open."""
 
-    loop_binding = SimpleNamespace(check=lambda: None)
+    loop_binding = SimpleNamespace(check=lambda: None, thread=get_ident())
 
     def __init__(self, *brokers: Any) -> None:
         self._brokers = {broker.address: broker for broker in brokers}
@@ -217,9 +218,13 @@ async def opened(
     settings: ConsumerSettings,
     *,
     others: tuple[Any, ...] = (),
+    dispatch: Any = None,
 ) -> AsyncIterator[SessionShell]:
     """A partition that is pulled from the broker for the owner, and may ask others; handed over at
     the end unless it was.
+
+    Args:
+        dispatch: takes its messages; None: the owner does.
     """
     clock = SystemClock()
     shell = SessionShell(
@@ -234,7 +239,7 @@ async def opened(
         clock=clock,
         rng=random.Random(1),
         owner=owner,
-        dispatch=owner,
+        dispatch=dispatch or owner,
     )
     try:
         yield shell

@@ -11,6 +11,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from keylane import InvalidRequestError
 from keylane.consumer.delivery.copied import CopiedDelivery
+from keylane.consumer.parked_reads import SourceDelivery
+from keylane.consumer.session_shell import SessionShell
 from keylane.errors import ConfigError, EffectDoneError, LeaseLostError, Reason
 from keylane.sink import FencedSession, create_tables, fenced, fenced_batch, forget
 from keylane.sink.tables import VERSION, SinkTables

@@ -12,17 +12,16 @@ from asyncio import get_running_loop
 import pytest
 
 from keylane import JsonCodec
-from keylane.consumer.delivery.client_delivery import ClientDelivery
+from keylane.consumer.parked_reads import SourceDelivery
 from keylane.protocol.errors import ClosedError
 from keylane.protocol.message import Message
 
 
 class LoopClient:
-    """A pull client that pickle refuses, because it has a future of the event loop."""
+    """A shell that pickle refuses, because it has a future of the event loop."""
 
-    deadline_ns = 70
     group, queue, logic_start, partition_id, exclusive = "g", 2, 100, 7, True
-    cursor, cluster_id = 4, "5ea"
+    cluster_id = "5ea"
     codec = JsonCodec()
 
     def __init__(self) -> None:
@@ -30,7 +29,7 @@ class LoopClient:
 
 
 def delivered(*offsets: int) -> list[Message]:
-    delivery = ClientDelivery(LoopClient())
+    delivery = SourceDelivery(LoopClient(), 100, is_loose=False)
     return [Message("s", b"k", b"[1]", at, 7, 0, 3, 2, b"", delivery) for at in offsets]
 
 
@@ -42,11 +41,8 @@ async def test_pickled_message_says_what_the_message_said():
         assert (each.key, each.value, each.offset, each.partition_id) == (b"k", b"[1]", 5, 7)
         assert (each.group, each.queue, each.logic_offset) == ("g", 2, 105)
         assert (each.fencing_token, each.attempt, each.decode()) == (3, 2, [1])
-        assert (each.delivery.leased_id, each.delivery.exclusive, each.delivery.cursor) == (
-            7,
-            True,
-            4,
-        )
+        where = each.delivery.leased_id, each.delivery.exclusive, each.delivery.cursor
+        assert where == (7, True, 0)
         assert each.delivery.cluster_id == "5ea"
 
 
