@@ -11,8 +11,8 @@ from keylane.admin import Admin
 from keylane.broker import parking as broker_parking
 from keylane.broker.partition import park_checks
 from keylane.broker.partition.partition import HostedPartition
-from keylane.consumer.parked_reads import ParkedReads
 from keylane.consumer.ancestors import Ancestors
+from keylane.consumer.parked_reads import ParkedReads
 from keylane.consumer.session import answers, windows
 from keylane.consumer.session.events import WindowRead
 from keylane.consumer.session.lanes import KeyLanes
@@ -91,9 +91,9 @@ def redriven_messages_are_done_at_once(patches: Patches) -> None:
 def redriven_key_is_free_at_once(patches: Patches) -> None:
     """New messages of a key are handed out as soon as its redrive begins."""
 
-    def begin(session: Any, redrives: Any, key: Any) -> None:
-        real(session, redrives, key)
-        session.parking.keys.discard(key)
+    def begin(session: Any, row: Any) -> None:
+        real(session, row)
+        session.parking.keys.discard(row.key)
 
     real = patches.set(windows, "_begin", begin)
 

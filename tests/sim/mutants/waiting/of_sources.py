@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from keylane.consumer.parked_reads import ParkedReads
 from keylane.consumer.ancestors import Ancestors
+from keylane.consumer.parked_reads import ParkedReads
 from keylane.consumer.session import windows
 from keylane.consumer.session.aside import AsideMessages
 from keylane.consumer.session.events import SourceUnreadable
