@@ -320,6 +320,7 @@ class SessionShell:
             acked=acked,
             is_superfluous=is_superfluous,
             in_batches=dispatch.in_batches,
+            by_hand=owner.by_hand,
             by_column=dispatch.by_column,
         )
         self.begin_until_s = 0.0

@@ -36,7 +36,7 @@ class Flights:
         "pull_size",
     )
 
-    def __init__(self, in_flight_ms: int, *, is_shared: bool) -> None:
+    def __init__(self, in_flight_ms: int, *, is_shared: bool, by_hand: bool = False) -> None:
         self._in_flight_ms = in_flight_ms
         self.is_shared = is_shared
         self.begin_until_ms: dict[int, int] = {}
@@ -47,7 +47,7 @@ class Flights:
         """The offsets in hand whose program goes on without an ack."""
         self.expired: dict[int, None] = {}
         """The offsets that were not acked in time, of which a late ack still counts."""
-        self.pull_size = PullSize()
+        self.pull_size = PullSize(by_hand=by_hand)
 
     def begin_limit_ms(self, sent_ms: int) -> int:
         """Return until when messages of a pull that was sent at `sent_ms` may begin."""

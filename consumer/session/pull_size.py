@@ -11,37 +11,46 @@ SECOND_MS = 1_000
 
 
 class PullSize:
-    """The free workers of a consumer, and how fast it handles one partition's messages."""
+    """
+    The free workers of a consumer, and how fast it handles one partition's messages.
 
-    __slots__ = ("_finished", "_pulled_ms", "free", "received")
+    Args:
+        by_hand: True if a program takes messages, which counts as handling them: it may ack many of
+            them later, at once.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_by_hand", "_finished", "_rate", "_since_ms", "free", "received")
+
+    def __init__(self, *, by_hand: bool = False) -> None:
+        self._by_hand = by_hand
         self.free = 0
         """How many messages free workers of the consumer can begin; negative: how many wait for a
         worker.
         """
         self.received = 0
         """How many messages were pulled."""
-        self._pulled_ms = 0
-        """When the last pull was sent."""
+        self._since_ms = 0
+        """When the present second began."""
         self._finished = 0
-        """How many messages had ended by then."""
+        """How many messages were handled by then."""
+        self._rate = 0
+        """How many messages were handled in the second before."""
 
-    def decide(self, held: int, limit: int, now_ms: int) -> int:
+    def decide(self, held: int, in_hand: int, limit: int, now_ms: int) -> int:
         """
         Return how many messages to pull now; 0: none.
 
         Args:
             held: how many messages have not ended.
-            limit: how many there may be.
+            in_hand: how many of them workers or the program have.
+            limit: how many may be held.
         """
-        since_ms = max(now_ms - self._pulled_ms, SECOND_MS)
-        ahead = max(0, self.received - held - self._finished) * SECOND_MS // since_ms
+        finished = self.received - held + (in_hand if self._by_hand else 0)
+        elapsed_ms = now_ms - self._since_ms
+        if elapsed_ms >= SECOND_MS:
+            self._rate = max(0, finished - self._finished) * SECOND_MS // elapsed_ms
+            self._since_ms, self._finished = now_ms, finished
+        ahead = max(self._rate, finished - self._finished)
         size = min(limit - held, self.free + ahead)
         is_worth_it = self.free > 0 or 0 < ahead // 2 <= size
         return max(0, size) if is_worth_it else 0
-
-    def begin(self, held: int, now_ms: int) -> None:
-        """Record that a pull is sent."""
-        self._pulled_ms = now_ms
-        self._finished = self.received - held

@@ -120,6 +120,7 @@ class PartitionSession:
         redrives_here: False if this consumer cannot handle redriven messages.
         has_ancestors: True if the partition has parents.
         in_batches: True: a handler gets up to `max_records` messages at once.
+        by_hand: True: a program takes messages and acks them itself.
         by_column: True: the program takes rows as columns.
         acked: for a broadcast consumer, its acks of the partition, which the session adds to.
         is_superfluous: for a broadcast consumer, returns True for a row whose original message was
@@ -156,6 +157,7 @@ class PartitionSession:
         redrives_here: bool = True,
         has_ancestors: bool = False,
         in_batches: bool = False,
+        by_hand: bool = False,
         by_column: bool = False,
         acked: AckedOffsets | None = None,
         is_superfluous: Callable[[Message], bool] | None = None,
@@ -178,7 +180,7 @@ class PartitionSession:
         )
         self.parking = PartitionParking(rejects, has_ancestors=has_ancestors)
         self.redrives = RedriveWindows(is_allowed=redrives_here)
-        self.flights = Flights(settings.in_flight_ms, is_shared=is_shared)
+        self.flights = Flights(settings.in_flight_ms, is_shared=is_shared, by_hand=by_hand)
         self.suspects: SuspectMessages | None
         self.is_plain: bool
         """True if a message that is handed out or handled needs nothing but its key and its
