@@ -556,6 +556,7 @@ class SessionShell:
         else:
             answer, _ = await self.broker.call(request)
             if isinstance(answer, Acquired):
+                self._progress.end_offset = max(self._progress.end_offset, answer.next_offset)
                 answer = await self._reads.adopt(answer)
         event: Any = answer  # Acquired, Acked, ParkedChanged and Released are events as they are
         checked: Event = event
