@@ -68,7 +68,6 @@ from .session.events import (
     FlightsPulled,
     LeaseGranted,
     MessageHangs,
-    OperatorChanged,
     Paused,
     Pulled,
     ReleaseAllowed,
@@ -1053,9 +1052,3 @@ class SessionShell:
         offsets = self.state.offsets
         self._progress.record_acks(offsets.cursor)
         return self._progress.position(offsets.next_offset, offsets.cursor, self._clock.wall_ns())
-
-    async def check_parked(self, version: int) -> None:
-        """Fetch an operator's changes to parked messages, if `version` is newer than the known
-        version.
-        """
-        self.feed(OperatorChanged(version))

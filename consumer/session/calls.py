@@ -76,7 +76,8 @@ def _count_to_pull(session: PartitionSession, now_ms: int) -> int:
         # What fails holds up nothing else, up to a limit of its own.
         failing = min(session.lanes.count_retrying, settings.buffer_messages)
         limit = settings.in_flight_messages + failing
-        return session.flights.pull_size.decide(held, limit, now_ms)
+        left = len(session.flights.left)
+        return session.flights.pull_size.decide(held, limit, now_ms, left=left)
     may_pull = (
         may_pull
         and session.intake.has_room(settings.buffer_messages)
@@ -92,7 +93,8 @@ def _pull(session: PartitionSession, count: int, now_ms: int) -> Request:
         return next_read(session)
     wait_ms = min(settings.pull_wait_ms, settings.ttl_ms)
     if session.flights.is_shared:
-        session.flights.pull_size.begin(session.intake.held, now_ms)
+        left = len(session.flights.left)
+        session.flights.pull_size.begin(session.intake.held, now_ms, left=left)
         wait_ms = min(wait_ms, settings.ttl_ms // 3, settings.in_flight_ms // 3)
         return PullShared(*lease, count, settings.pull_bytes, wait_ms, settings.in_flight_ms)
     offset, tags = session.offsets.next_offset, tuple(settings.tags or ())

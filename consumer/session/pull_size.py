@@ -27,21 +27,23 @@ class PullSize:
         self._finished = 0
         """How many messages had ended by then."""
 
-    def decide(self, held: int, limit: int, now_ms: int) -> int:
+    def decide(self, held: int, limit: int, now_ms: int, *, left: int = 0) -> int:
         """
         Return how many messages to pull now; 0: none.
 
         Args:
             held: how many messages have not ended.
             limit: how many there may be.
+            left: how many of them a program has taken, and goes on without having acked them.
         """
-        since_ms = max(now_ms - self._pulled_ms, SECOND_MS)
-        ahead = max(0, self.received - held - self._finished) * SECOND_MS // since_ms
+        # A loop has no free workers, from which the number could grow: it doubles.
+        since_ms = max(now_ms - self._pulled_ms, SECOND_MS // 2 if left else SECOND_MS)
+        ahead = max(0, self.received - held + left - self._finished) * SECOND_MS // since_ms
         size = min(limit - held, self.free + ahead)
         is_worth_it = self.free > 0 or 0 < ahead // 2 <= size
         return max(0, size) if is_worth_it else 0
 
-    def begin(self, held: int, now_ms: int) -> None:
+    def begin(self, held: int, now_ms: int, *, left: int = 0) -> None:
         """Record that a pull is sent."""
         self._pulled_ms = now_ms
-        self._finished = self.received - held
+        self._finished = self.received - held + left
