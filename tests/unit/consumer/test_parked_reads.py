@@ -22,7 +22,7 @@ ANCESTOR = 30
 AWAY = "b:2"
 
 
-class HomeBroker(ScriptedBroker):
+class ParkedRowsBroker(ScriptedBroker):
     """Has parked offsets [5, 9) of the ancestor."""
 
     async def call(self, request: Any, payload: bytes = b"", *, wait_ms: int = 0) -> Any:
@@ -31,7 +31,7 @@ class HomeBroker(ScriptedBroker):
         return await super().call(request, payload, wait_ms=wait_ms)
 
 
-class AncestorBroker(ScriptedBroker):
+class ReadBroker(ScriptedBroker):
     """Has an ancestor of the partition, and answers each read of it alike."""
 
     address = AWAY
@@ -48,7 +48,7 @@ class AncestorBroker(ScriptedBroker):
         return self.told, memoryview(b"")
 
 
-class KnowingOwner(NotingOwner):
+class HistoryOwner(NotingOwner):
     """Its metaserver tells this of the ancestor."""
 
     def __init__(self, **told: Any) -> None:
@@ -63,9 +63,9 @@ class KnowingOwner(NotingOwner):
 
 async def read_at(told: KeylaneError | Batches, **known: Any) -> WindowRead | SourceUnreadable:
     """Have the first window of the key read, where the ancestor's broker tells this."""
-    others = (AncestorBroker(told),)
-    owner = KnowingOwner(**known)
-    async with opened(HomeBroker(), owner, ConsumerSettings(), others=others) as shell:
+    others = (ReadBroker(told),)
+    owner = HistoryOwner(**known)
+    async with opened(ParkedRowsBroker(), owner, ConsumerSettings(), others=others) as shell:
         return await shell._reads.read_window(ReadWindow(1, KEY, 0, (), 100))
 
 

@@ -232,7 +232,7 @@ async def test_sealed_partition_is_told_once_its_last_message_is_acked():
         assert owner.drained == 1
 
 
-async def test_nothing_runs_on_when_a_partition_is_abandoned():
+async def test_abandoned_partition_runs_nothing_more():
     broker = HeldBroker()
     async with opened(broker, NotingOwner(), SETTINGS) as shell:
         await eventually(lambda: broker.held.calls)
