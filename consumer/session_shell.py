@@ -68,7 +68,6 @@ from .session.events import (
     FlightsPulled,
     LeaseGranted,
     MessageHangs,
-    OperatorChanged,
     Paused,
     Pulled,
     ReleaseAllowed,
@@ -557,6 +556,7 @@ class SessionShell:
         else:
             answer, _ = await self.broker.call(request)
             if isinstance(answer, Acquired):
+                self._progress.end_offset = max(self._progress.end_offset, answer.next_offset)
                 answer = await self._reads.adopt(answer)
         event: Any = answer  # Acquired, Acked, ParkedChanged and Released are events as they are
         checked: Event = event
@@ -1053,9 +1053,3 @@ class SessionShell:
         offsets = self.state.offsets
         self._progress.record_acks(offsets.cursor)
         return self._progress.position(offsets.next_offset, offsets.cursor, self._clock.wall_ns())
-
-    async def check_parked(self, version: int) -> None:
-        """Fetch an operator's changes to parked messages, if `version` is newer than the known
-        version.
-        """
-        self.feed(OperatorChanged(version))

@@ -1,0 +1,208 @@
+"""Programs that take messages themselves: which task may ask, what is logged and told of messages
+in hand, and what becomes of messages that are given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from keylane import Admin, Consumer, ConsumerSettings, Message
+from keylane.consumer.session_shell import SessionShell
+from keylane.errors import Reason
+from keylane.protocol.parked import HANGS_MS
+from keylane.testing import VirtualCluster
+from support.raising import raises
+from unit.consumer.dispatch.test_loop import consume, values
+
+
+def test_step_is_refused_while_another_task_waits_for_a_message():
+    """The first task waits on, and gets the next message."""
+
+    async def body(_cluster: VirtualCluster, consumer: Consumer) -> None:
+        waiting = asyncio.create_task(anext(consumer))
+        await asyncio.sleep(1)
+        with raises(Reason.OTHER_TASK, match="another task waits"):
+            await anext(consumer)
+        with raises(Reason.OTHER_TASK, match="another task waits"):
+            await consumer.getmany()
+        waiting.cancel()
+
+    consume(body)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_step_is_refused_until_the_other_task_has_acked_its_messages(count: int):
+    """Including those that the other task went on without. Then any task may go on."""
+
+    async def body(_cluster: VirtualCluster, consumer: Consumer) -> None:
+        taken: list[Message] = []
+        acked = asyncio.Event()
+
+        async def hold() -> None:
+            taken.extend([await anext(consumer) for _ in range(count)])
+            await acked.wait()
+
+        holding = asyncio.create_task(hold())
+        await asyncio.sleep(1)
+        with raises(Reason.OTHER_TASK, match=f"it took {count} message"):
+            await anext(consumer)
+        for message in taken:
+            await message.ack()
+        assert (await anext(consumer)).value == b"%d" % count
+        acked.set()
+        await holding
+
+    consume(body, b"a", b"b", b"c")
+
+
+def test_step_within_a_time_limit_is_a_step_of_the_task_that_waits():
+    """`wait_for` runs it in a task of its own; the message before it is not acked."""
+
+    async def body(_cluster: VirtualCluster, consumer: Consumer) -> list[Message]:
+        first = await asyncio.wait_for(anext(consumer), 5)
+        return [first, await asyncio.wait_for(anext(consumer), 5)]
+
+    assert values(consume(body, b"a", b"b")) == [0, 1]
+
+
+def test_messages_are_taken_in_one_way():
+    async def body(_cluster: VirtualCluster, consumer: Consumer) -> None:
+        await consumer.ack(await consumer.getmany(max_records=1, timeout_ms=5_000))
+        with raises(Reason.MIXED_USE, match=r"iteration on a consumer .* getmany"):
+            await anext(consumer)
+        assert len(await consumer.getmany(timeout_ms=5_000)) == 1
+
+    consume(body, b"a", b"b")
+
+
+def test_paused_partition_is_held_back_in_its_order():
+    """Also messages that were given back or wait for those."""
+
+    async def body(_cluster: VirtualCluster, consumer: Consumer) -> list[int]:
+        (first,) = await consumer.getmany(max_records=1, timeout_ms=5_000)
+        await first.nack()
+        await consumer.pause()
+        assert await consumer.getmany(timeout_ms=1_000) == []
+        await consumer.resume(first.partition_id)
+        return values(await consumer.getmany(timeout_ms=5_000))
+
+    assert consume(body, b"a", b"a", b"b", b"a") == [0, 1, 2, 3]
+
+
+def test_program_that_waits_behind_messages_it_has_not_acked_is_logged(
+    caplog: pytest.LogCaptureFixture,
+):
+    async def body(_cluster: VirtualCluster, consumer: Consumer) -> None:
+        await anext(consumer)
+        waiting = asyncio.create_task(asyncio.wait_for(anext(consumer), 60))
+        await asyncio.sleep(30)
+        waiting.cancel()
+
+    consume(body, b"a", b"a")
+    lines = [line for line in caplog.messages if "waits for acks" in line]
+    assert len(lines) == 1
+    assert "1 message waits until earlier messages of their keys" in lines[0]
+
+
+@pytest.mark.parametrize("is_iterated", [False, True])
+def test_consumer_that_is_never_iterated_is_logged(
+    caplog: pytest.LogCaptureFixture, is_iterated: bool
+):
+    """A consumer created without its handler by mistake keeps its partitions idle."""
+
+    async def body(_cluster: VirtualCluster, consumer: Consumer) -> None:
+        if is_iterated:
+            await anext(consumer)
+        await asyncio.sleep(60)
+
+    consume(body, b"a", b"b")
+    lines = [line for line in caplog.messages if "is not iterated" in line]
+    assert len(lines) == (not is_iterated)
+
+
+def test_body_of_a_loop_that_takes_long_is_logged(caplog: pytest.LogCaptureFixture):
+    """After ten and twenty seconds, and once when the next message is asked for."""
+
+    async def body(_cluster: VirtualCluster, consumer: Consumer) -> None:
+        message = await anext(consumer)
+        await asyncio.sleep(25)
+        await message.ack()
+        await anext(consumer)
+        await asyncio.sleep(2)
+
+    consume(body, b"a", b"b")
+    running = [line for line in caplog.messages if "has been running for" in line]
+    assert len(running) == 2
+    for line, seconds in zip(running, (10, 20), strict=True):
+        assert f"running for {seconds} s" in line
+
+
+def test_message_that_a_loop_holds_is_told_until_it_is_acked(monkeypatch: pytest.MonkeyPatch):
+    """Of each partition, the message that the program has had for longest."""
+    told: list[tuple[bytes, int]] = []
+
+    def report(_shell: Any, message: Message, _failure: Any, running_ms: int) -> None:
+        told.append((message.value, running_ms))
+
+    monkeypatch.setattr(SessionShell, "report_hang", report)
+
+    async def body(_cluster: VirtualCluster, consumer: Consumer) -> None:
+        first, second = await consumer.getmany(max_records=2, timeout_ms=5_000)
+        await asyncio.sleep(14)
+        assert told
+        assert {value for value, _ in told} == {b"0"}
+        assert HANGS_MS <= told[0][1] < HANGS_MS + 1_500
+        await first.ack()
+        told.clear()
+        await asyncio.sleep(8)
+        assert told == []
+        await asyncio.sleep(8)
+        assert {value for value, _ in told} == {b"1"}
+        await second.nack()
+        await consumer.getmany(timeout_ms=5_000)
+        told.clear()
+        await asyncio.sleep(8)
+        assert told == [], "another attempt begins anew"
+
+    consume(body, b"a", b"b")
+
+
+@pytest.mark.parametrize("strategy", ["exclusive", "shared"])
+def test_message_that_is_given_back_too_often_is_buried_alone(strategy: str):
+    """Later messages of its key go on."""
+
+    async def body(cluster: VirtualCluster, consumer: Consumer) -> list[tuple[bytes, int]]:
+        seen = []
+        async with asyncio.timeout(60):
+            while len(seen) < 3:
+                message = await anext(consumer)
+                seen.append((message.value, message.attempt))
+                await (message.nack() if message.value == b"0" else message.ack())
+        await asyncio.sleep(1)
+        async with Admin(cluster.address) as admin:
+            views = [view async for view in admin.parked("orders", "g", dead=True)]
+        assert [view.messages for view in views] == [1]
+        return seen
+
+    options = {"on_failure": "dead", "tries_max": 2, "consume_strategy": strategy}
+    assert consume(body, b"a", b"a", **options) == [(b"0", 1), (b"0", 2), (b"1", 1)]
+
+
+def test_late_ack_of_a_shared_group_counts():
+    """The message was not acked in time, and its broker would hand it out again."""
+
+    async def body(_cluster: VirtualCluster, consumer: Consumer) -> None:
+        late = await anext(consumer)
+        other = await anext(consumer)  # it goes on without the first one
+        await asyncio.sleep(9.5)
+        await late.nack()  # it changes nothing
+        await late.ack()
+        await other.ack()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(consumer), 20)
+
+    settings = ConsumerSettings(in_flight_ms=10_000)
+    consume(body, b"a", b"b", consume_strategy="shared", settings=settings)

@@ -1,0 +1,242 @@
+"""The shell of a partition: when it pulls, what it logs of failures, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from keylane.consumer import ConsumerSettings
+from keylane.errors import Reason
+from keylane.protocol.errors import FencedError, OutcomeUnknownError, VersionError
+from keylane.protocol.frames import Acquire, Acquired, Batches, Pull, Release, Request
+from keylane.rpc.network import Call, Calling, OnAnswer, OnPart
+from support.cluster import eventually
+from support.pulling import (
+    FAST,
+    TOKEN,
+    NotingOwner,
+    PartitionChannel,
+    ScriptedBroker,
+    opened,
+    stored,
+)
+
+SETTINGS = ConsumerSettings(backoff=FAST, buffer_messages=4)
+
+
+class OpenChannel:
+    """Keeps its pulls until the test answers them; its broker answers other calls."""
+
+    closed = False
+
+    def __init__(self, broker: Any) -> None:
+        self._others = PartitionChannel(broker)
+        self.calls: list[tuple[Pull, Call]] = []
+
+    def begin(
+        self,
+        request: Request,
+        payload: bytes = b"",
+        *,
+        timeout_ms: int,
+        on_answer: OnAnswer | None = None,
+        on_part: OnPart | None = None,
+    ) -> Calling:
+        if not isinstance(request, Pull):
+            return self._others.begin(
+                request, payload, timeout_ms=timeout_ms, on_answer=on_answer, on_part=on_part
+            )
+        future = asyncio.get_running_loop().create_future()
+        self.calls.append((request, Call(future, on_answer, type(request), timeout_ms, on_part)))
+        return future
+
+    def answer(self) -> None:
+        """Answer the last pull with two messages."""
+        pull, call = self.calls[-1]
+        end = pull.offset + 2
+        call.complete((Batches(0, 1_000, end, False), stored(pull.offset)))
+
+    def send_part(self, offset: int) -> None:
+        """Give the last pull two messages, behind which others follow."""
+        _, call = self.calls[-1]
+        assert call.deliver_part(
+            Batches(0, offset + 2, offset + 2, False, more=True), stored(offset)
+        )
+
+
+class HeldBroker(ScriptedBroker):
+    """Its pulls are answered by the test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = OpenChannel(self)
+        self.acquired = 0
+
+    @property
+    def live_channel(self) -> Any:
+        return self.held
+
+    async def channel(self) -> Any:
+        return self.held
+
+    async def call(self, request: Request, payload: bytes = b"", *, wait_ms: int = 0):
+        if isinstance(request, Acquire):
+            self.acquired += 1
+            return Acquired(0, (), 1_000, False), b""
+        return await super().call(request, payload, wait_ms=wait_ms)
+
+
+def offsets(owner: NotingOwner) -> list[int]:
+    return [message.offset for message in owner.messages]
+
+
+async def test_next_pull_is_sent_where_the_answer_arrives():
+    """The pull behind what has arrived is under way before the event loop turns."""
+    broker = HeldBroker()
+    async with opened(broker, NotingOwner(), SETTINGS):
+        await eventually(lambda: broker.held.calls)
+        broker.held.answer()
+        assert [pull.offset for pull, _ in broker.held.calls] == [0, 2]
+
+
+async def test_pull_waits_for_handlers_when_the_buffer_is_full():
+    broker, owner = HeldBroker(), NotingOwner()
+    async with opened(broker, owner, SETTINGS) as shell:
+        await eventually(lambda: broker.held.calls)
+        broker.held.answer()
+        broker.held.answer()
+        await asyncio.sleep(0.01)
+        assert len(broker.held.calls) == 2
+        assert shell.waiting_for == "handlers"
+        owner.take(shell)
+        await eventually(lambda: len(broker.held.calls) == 3)
+        assert broker.held.calls[-1][0].offset == 4
+
+
+async def test_answer_waits_while_the_partition_is_paused():
+    broker, owner = HeldBroker(), NotingOwner()
+    async with opened(broker, owner, SETTINGS) as shell:
+        await eventually(lambda: broker.held.calls)
+        shell.gate.add("resume")
+        broker.held.answer()
+        owner.take(shell)
+        assert offsets(owner) == []
+        shell.gate.remove("resume")
+        owner.take(shell)
+        assert offsets(owner) == [0, 1]
+
+
+async def test_answer_to_a_stopped_partition_is_left():
+    broker, owner = HeldBroker(), NotingOwner()
+    async with opened(broker, owner, SETTINGS) as shell:
+        await eventually(lambda: broker.held.calls)
+        shell.stop()
+        broker.held.answer()
+        assert len(broker.held.calls) == 1
+        assert shell.outstanding == 0
+
+
+async def test_fence_is_raised_again_when_a_later_pull_fails():
+    broker = HeldBroker()
+    async with opened(broker, NotingOwner(), SETTINGS):
+        await eventually(lambda: broker.held.calls)
+        broker.held.answer()
+        broker.held.calls[-1][1].fail(OutcomeUnknownError())
+        await eventually(lambda: len(broker.held.calls) == 3)
+        assert broker.acquired == 2
+        assert broker.held.calls[-1][0].offset == 2
+
+
+async def test_parts_of_an_answer_are_stored_without_another_pull():
+    broker, owner = HeldBroker(), NotingOwner()
+    async with opened(broker, owner, SETTINGS) as shell:
+        await eventually(lambda: broker.held.calls)
+        broker.held.send_part(0)
+        assert len(broker.held.calls) == 1
+        owner.take(shell)
+        assert offsets(owner) == [0, 1]
+
+
+async def test_pull_is_sent_to_the_new_address_when_the_old_broker_still_answers():
+    """Its messages are there; the old one, as of a copy of the folder, would let the pull wait to
+    its end.
+    """
+    old, new, owner = HeldBroker(), HeldBroker(), NotingOwner()
+    new.address = "b:2"
+    async with opened(old, owner, SETTINGS, others=(new,)) as shell:
+        await eventually(lambda: old.held.calls)
+        shell.renew(shell.lease_until_ms, new.address)
+        await eventually(lambda: new.held.calls)
+        old.held.answer()
+        assert shell.outstanding == 0
+        new.held.answer()
+        assert shell.outstanding == 2
+
+
+async def test_pull_goes_on_when_the_lease_is_renewed_at_the_same_address():
+    broker = HeldBroker()
+    async with opened(broker, NotingOwner(), SETTINGS) as shell:
+        await eventually(lambda: broker.held.calls)
+        shell.renew(shell.lease_until_ms, broker.address)
+        await asyncio.sleep(0.01)
+        assert len(broker.held.calls) == 1
+        broker.held.answer()
+        assert shell.outstanding == 2
+
+
+async def test_pulls_that_keep_failing_are_told_once_and_are_a_warning_once(
+    caplog: pytest.LogCaptureFixture,
+):
+    """A broker of another version refuses each: the consumer holds the partition, and gets
+    nothing.
+    """
+    refused = VersionError(
+        Reason.SERVER_TOO_OLD,
+        "this client is too new for the server",
+        client="0.9.0",
+        server="0.1.0",
+    )
+    broker = ScriptedBroker(*[refused] * 12, batches=1)
+    with caplog.at_level(logging.INFO, "keylane.consumer"):
+        async with opened(broker, NotingOwner(), SETTINGS) as shell:
+            await eventually(lambda: shell.outstanding == 2)
+    told = [record.levelname for record in caplog.records if "too new" in record.message]
+    assert told == ["INFO", "WARNING"]
+
+
+async def test_fenced_partition_releases_nothing():
+    """It is another owner's: its end is told once, and the pull lock is left alone."""
+    broker, owner = ScriptedBroker(FencedError(current_token=TOKEN + 1)), NotingOwner()
+    async with opened(broker, owner, SETTINGS) as shell:
+        await eventually(lambda: owner.ended)
+        assert shell.fenced
+        shell.stop()
+        await shell.hand_over(flush_ms=1_000)
+        assert owner.ended == 1
+    assert broker.asked(Release) == []
+
+
+async def test_sealed_partition_is_told_once_its_last_message_is_acked():
+    broker, owner = ScriptedBroker(batches=1), NotingOwner()
+    broker.sealed = True
+    async with opened(broker, owner, SETTINGS) as shell:
+        await eventually(lambda: shell.outstanding == 2)
+        assert not shell.drained
+        owner.take(shell)
+        await eventually(lambda: owner.drained)
+        assert shell.drained
+        assert broker.cursor == 2
+        assert owner.drained == 1
+
+
+async def test_abandoned_partition_runs_nothing_more():
+    broker = HeldBroker()
+    async with opened(broker, NotingOwner(), SETTINGS) as shell:
+        await eventually(lambda: broker.held.calls)
+        shell.abandon()
+        await asyncio.sleep(0.01)
+        assert not shell._tasks
+        assert broker.asked(Release) == []
