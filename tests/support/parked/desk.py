@@ -66,7 +66,7 @@ class ParkedDesk(Desk):
 
     @property
     def parked(self) -> Parked:
-        return self.group.get_or_create_parked(1)
+        return self.group.get_or_create_parked(self.store.state.partition(1).facts.partition)
 
     def state(self) -> tuple[Any, ...]:
         """What counts of the group: fence, progress, failed tries, and what it has parked."""
