@@ -205,6 +205,17 @@ def served(requests: list[list[RequestedChange]]) -> tuple[Log, Parked, AckedOff
     return log, parked, acked
 
 
+FAILED = Failure("E", "text", "c", 1, 1)
+ADOPTED_DISPLACED = Adopt(
+    3,
+    (
+        AdoptedKey(b"a", ParkState.PARKED, 0, None, ((3, 0, 2), (3, 4, 5)), is_displaced=True),
+        AdoptedKey(b"a", ParkState.PARKED, 0, None, ((5, 1, 3),)),
+        AdoptedKey(b"b", ParkState.PARKED, 0, None, ((5, 3, 4),), is_displaced=True),
+    ),
+    last=True,
+)
+"""Messages of one key that pass apart."""
 MARKED_EARLY = AdoptedKey(
     b"",
     ParkState.PARKED,
@@ -282,6 +293,12 @@ def test_counts_and_acks_agree_with_what_is_parked(requests):
 
 @settings(max_examples=examples(60), deadline=None)
 @given(REQUESTS, st.lists(CHANGES, min_size=1, max_size=6))
+@example([[Park(b"a", ((0, 2),), FAILED)]], [ADOPTED_DISPLACED])
+@example(
+    [[Adopt(3, (AdoptedKey(b"a", ParkState.PARKED, 0, None, ((3, 0, 2),)),), last=False)]],
+    [ADOPTED_DISPLACED],
+)
+@example([[ADOPTED_DISPLACED]], [Freeze(), AncestorReleased(0, 512, includes_loose=True)])
 def test_undo_restores_the_state(requests, changes):
     """Newest first, as a failed commit undoes; also of changes that no decision lets through."""
     _, parked, _ = served(requests)
@@ -315,6 +332,7 @@ def test_repeat_of_any_request_parks_no_message(requests, which):
 
 @settings(max_examples=examples(60), deadline=None)
 @given(REQUESTS)
+@example([[ADOPTED_DISPLACED]])
 def test_image_reads_back(requests):
     _, parked, _ = served(requests)
     again = Parked.of_image(OWN, parked.image())
@@ -325,6 +343,7 @@ def test_image_reads_back(requests):
 
 @settings(max_examples=examples(60), deadline=None)
 @given(REQUESTS, st.integers(0, 40))
+@example([[ADOPTED_DISPLACED]], 0)
 def test_carried_over_changes_make_the_state_of_what_is_left_of_the_log(requests, first):
     """Of nothing, and of the rest of the log before them, whatever retention has removed of it."""
     log, parked, _ = served(requests)
@@ -347,6 +366,8 @@ def places_of(keys: list[AdoptedKey]) -> list[tuple[Any, int, int]]:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(REQUESTS)
+@example([[ADOPTED_DISPLACED]])
+@example([[ADOPTED_DISPLACED, Clear((3, 5))], [Park(b"a", ((0, 2),), FAILED)]])
 def test_each_message_passes_to_one_child_which_releases_it(requests):
     """The loose and displaced ones to the child that begins as their parent does."""
     assert [logical_partition(key) < 512 for key in DISPLACED] == [False, True]
@@ -360,6 +381,8 @@ def test_each_message_passes_to_one_child_which_releases_it(requests):
         (key, *place) for key, *place in every if key == b"a" and place[0] != DISPLACED[key]
     }
     assert sorted(map(repr, every)) == sorted(map(repr, places_of(first) + places_of(second)))
+    parked.apply(AncestorReleased(800, 1024, includes_loose=False), at_ms=99)
+    assert places_of(build_adoption_page(parked, lambda _number: True)[0]) == every
     undo = parked.apply(AncestorReleased(0, 512, includes_loose=True), at_ms=99)
     left, _ = build_adoption_page(parked, lambda _number: True)
     assert left == second
