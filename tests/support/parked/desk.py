@@ -47,8 +47,8 @@ class ParkedDesk(Desk):
         self.changes = changes
         self.parking = Parking(self.store, self.service, clock=clock, folder_ownership=None)
 
-    async def fill(self, *, batches: int = 4) -> ParkedDesk:
-        await self.host()
+    async def fill(self, *, batches: int = 4, **facts: Any) -> ParkedDesk:
+        await self.host(**facts)
         for number in range(batches):
             await self.append(batch(sequence=10 * number, count=10))
         await self.acquire(1)
