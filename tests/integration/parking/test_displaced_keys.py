@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from keylane import Admin, Consumer, Message, Producer
+from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
 from keylane.protocol import endpoints
+from keylane.protocol.backoff import Backoff
 from keylane.protocol.routing import logical_partition
 from keylane.rpc.connections import Connections
 from keylane.testing import VirtualCluster, run
@@ -28,12 +29,17 @@ def handler_of(handled: Handled, poison: set[bytes]) -> Callable[[Message], None
     return handle
 
 
-async def consume(address: str, handled: Handled, poison: set[bytes]) -> None:
-    """The program of the only consumer, which parks a key after one try."""
+PARK = ConsumerSettings(on_failure="park", tries_max=1)
+DEAD = ConsumerSettings(on_failure="dead", tries_max=1)
+RETRY = ConsumerSettings(on_failure="retry", retry_backoff=Backoff(first_ms=30_000, max_ms=30_000))
+
+
+async def consume(
+    address: str, settings: ConsumerSettings, handled: Handled, poison: set[bytes]
+) -> None:
+    """The program of the only consumer."""
     handler = handler_of(handled, poison)
-    await Consumer(
-        address, subject="orders", group="g", on_failure="park", tries_max=1, handler=handler
-    ).run()
+    await Consumer(address, subject="orders", group="g", settings=settings, handler=handler).run()
 
 
 async def send(cluster: VirtualCluster, *values: bytes, queue: int = 0) -> None:
@@ -76,13 +82,17 @@ async def change(admin: Admin, kind: str) -> None:
     )
 
 
-def story_of(body: Callable[[VirtualCluster, Admin, Handled, set[bytes]], object]) -> None:
+def story_of(
+    body: Callable[[VirtualCluster, Admin, Handled, set[bytes]], object],
+    settings: ConsumerSettings = PARK,
+) -> None:
     """Run a story that begins with a consumer of a subject with two queues."""
 
     async def story(cluster: VirtualCluster) -> None:
-        await cluster.create_subject("orders", partitions=2, static=True)
+        strategy = "best_tried" if settings is RETRY else "strict"
+        await cluster.create_subject("orders", partitions=2, static=True, order_strategy=strategy)
         handled, poison = Handled(), {b"1"}
-        cluster.start(consume, cluster.address, handled, poison)
+        cluster.start(consume, cluster.address, settings, handled, poison)
         async with Admin(cluster.address) as admin:
             await body(cluster, admin, handled, poison)
 
@@ -155,6 +165,35 @@ def test_key_keeps_its_order_in_each_queue_to_which_it_was_sent(kind):
             assert [value for at, value in handled if at == queue] == [b"1", b"2", b"3"]
 
     story_of(body)
+
+
+@pytest.mark.parametrize("kind", ["move", "grow"])
+def test_dead_letter_of_a_key_outside_its_queue_is_redriven_after_a_change(kind):
+    async def body(cluster, admin, handled, poison):
+        await send(cluster, b"1", b"2")
+        await cluster.until(lambda: has_parked(cluster, 1))
+        await change(admin, kind)
+        await send(cluster, b"3")
+        await cluster.until(lambda: handled == [(0, b"2"), (0, b"3")])
+        poison.clear()
+        await admin.redrive("orders", "g", key=KEY, dead=True)
+        await cluster.until(lambda: handled == [(0, b"2"), (0, b"3"), (0, b"1")])
+
+    story_of(body, DEAD)
+
+
+@pytest.mark.parametrize("kind", ["move", "grow"])
+def test_message_of_a_key_outside_its_queue_is_retried_after_a_change(kind):
+    async def body(cluster, admin, handled, poison):
+        await send(cluster, b"1", b"2")
+        await cluster.until(lambda: handled == [(0, b"2")])
+        await change(admin, kind)
+        poison.clear()
+        assert handled == [(0, b"2")]
+        await cluster.until(lambda: handled == [(0, b"2"), (0, b"1")])
+        await cluster.until(lambda: keeps_nothing(admin))
+
+    story_of(body, RETRY)
 
 
 async def keeps_nothing(admin: Admin) -> bool:
