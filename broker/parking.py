@@ -93,7 +93,7 @@ from .partition.park_views import (
     list_parked_offsets,
 )
 from .partition.parked import NextTry, Parked
-from .partition.parked_key import NO_LOGICAL_PARTITION, logical_partition_of
+from .partition.parked_key import NO_LOGICAL_PARTITION
 from .partition.partition import Group, HostedPartition
 from .service import BrokerService
 from .store.parking import change_parked
@@ -230,16 +230,14 @@ class Parking:
         await self._apply_changes(partition, group, [Freeze()])
         first_logical_partition = partition.facts.partition.range_start
 
-        def is_adopted_key(key: ParkKey) -> bool:
-            # Loose messages go to the child with the parent's first logical partition.
-            logical_partition = logical_partition_of(key)
+        def is_adopted(logical_partition: int) -> bool:
+            # Loose and displaced messages go to the child with the parent's first logical
+            # partition.
             if logical_partition == NO_LOGICAL_PARTITION:
                 logical_partition = first_logical_partition
             return request.range_start <= logical_partition < request.range_end
 
-        keys, next_row = build_adoption_page(
-            group.parked, is_adopted_key, first_row=request.first_row
-        )
+        keys, next_row = build_adoption_page(group.parked, is_adopted, first_row=request.first_row)
         return ParkedToAdopt(
             next_row, tuple(sorted(group.parked.retaining_ancestors))
         ), encode_parked(keys)
@@ -377,7 +375,7 @@ class Parking:
 
     async def _handle_read_edited(self, request: ReadEdited, _payload: memoryview) -> Handled:
         partition, group = self._find_group(request.partition_id, request.group)
-        parked = group.get_or_create_parked(partition.partition_id)
+        parked = group.get_or_create_parked(partition.facts.partition)
         edit = parked.find_edit(request.key, (request.source, request.offset))
         if edit is None:
             return ParkedEdited(None), b""

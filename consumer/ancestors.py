@@ -172,7 +172,8 @@ class Ancestors:
 
 def inherits_loose(history: SubjectHistory, ancestor_id: int, partition_id: int) -> bool:
     """
-    Return True if loose messages that are parked on an ancestor pass to this partition.
+    Return True if loose and displaced messages that are parked on an ancestor pass to this
+    partition.
 
     Each time a partition is replaced, they pass to the child that contains its first logical
     partition, which need not contain that of the ancestor. Through a partition that was lost they

@@ -270,7 +270,7 @@ class ReleaseParked(Frame, frozen=True, array_like=True, tag=15):
     because a reset may have been followed by new parked messages.
     """
     includes_loose: bool = False
-    """True if it also covers loose messages, which the descendant has inherited."""
+    """True if it also covers loose and displaced messages, which the descendant has inherited."""
 
 
 class EditParked(Frame, frozen=True, array_like=True, tag=20):

@@ -251,7 +251,7 @@ def decode_partition_part(
     partition.producers = producers
     for row in decoded.groups:
         name = _intern(row.name)
-        partition.groups[name] = _decode_group(partition_id, name, row)
+        partition.groups[name] = _decode_group(facts.partition, name, row)
     partition.groups_told = decoded.groups_told
     partition.forgotten = dict(decoded.forgotten)
     partition.holds = {hold.job: hold for hold in decoded.holds}
@@ -261,7 +261,7 @@ def decode_partition_part(
     )
 
 
-def _decode_group(partition_id: int, name: str, row: _GroupImage) -> Group:
+def _decode_group(partition: Partition, name: str, row: _GroupImage) -> Group:
     group = Group(name)
     group.lock.fence = group.durable_fence = row.fence
     group.lock.session = row.session
@@ -272,14 +272,15 @@ def _decode_group(partition_id: int, name: str, row: _GroupImage) -> Group:
     group.attempts = dict(row.attempts)
     group.suspects.begun = dict(row.begun)
     if row.parked:
-        group.parked = _decode_parked(partition_id, row.parked)
+        group.parked = _decode_parked(partition, row.parked)
     group.is_durable = True
     return group
 
 
-def _decode_parked(partition_id: int, image: bytes) -> Parked:
+def _decode_parked(partition: Partition, image: bytes) -> Parked:
+    partition_id = partition.partition_id
     try:
-        return Parked.of_image(partition_id, image)
+        return Parked.of_image(partition_id, image, (partition.range_start, partition.range_end))
     except (msgspec.MsgspecError, ValueError) as error:
         raise CorruptLogError(
             f"what a group has parked on partition {partition_id} is unreadable: {error}",

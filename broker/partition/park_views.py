@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 
@@ -36,7 +37,7 @@ from ...protocol.parked import (
     is_loose,
 )
 from .parked import Parked
-from .parked_key import NO_LOGICAL_PARTITION, MessageRef, ParkedKey, Row, logical_partition_of
+from .parked_key import NO_LOGICAL_PARTITION, MessageRef, ParkedKey, Row
 
 KEY_ROW_BYTES = 24
 """The approximate size of a key's row, without the key, in bytes."""
@@ -82,11 +83,11 @@ def list_parked_offsets(
 
 # ── for children, and for the broker's log ───────────────────────────────────────────────────────
 def build_adoption_page(
-    parked: Parked, predicate: Callable[[ParkKey], bool], *, first_row: int = 0
+    parked: Parked, predicate: Callable[[int], bool], *, first_row: int = 0
 ) -> tuple[list[AdoptedKey], int | None]:
     """
-    Return a page of the parked keys for which `predicate` is true, beginning with
-    row `first_row`.
+    Return a page of the parked messages for whose logical partition, as in `Parked.parts`,
+    `predicate` is true, beginning with row `first_row`.
 
     The rows of all keys come first, then the failure marks, then the edited messages; each counts
     as one row. A page has at most PARKED_ROWS_MAX rows, and ends after the key that exceeds
@@ -97,6 +98,14 @@ def build_adoption_page(
         The page, and the first row of the next page, or None if it is the last one.
     """
     return next(_build_pages(parked, predicate, first_row))
+
+
+class _Part(NamedTuple):
+    """The parked messages of a key that one child adopts."""
+
+    key: ParkKey
+    parked_key: ParkedKey
+    is_displaced: bool
 
 
 class _Page:
@@ -120,51 +129,52 @@ class _Page:
 
 
 def _build_pages(
-    parked: Parked, predicate: Callable[[ParkKey], bool], first_row: int
+    parked: Parked, predicate: Callable[[int], bool], first_row: int
 ) -> Iterator[tuple[list[AdoptedKey], int | None]]:
     page, row = _Page(), 0
-    keys = [(key, parked_key) for key, parked_key in parked.items() if predicate(key)]
-    for count_parts, build_part in (
-        (ParkedKey.count_rows, _build_ranges_part),
-        (ParkedKey.count_marks, _build_marks_part),
+    parts = [
+        _Part(key, part, not is_loose(key) and logical_partition == NO_LOGICAL_PARTITION)
+        for key, part, logical_partition in parked.parts()
+        if predicate(logical_partition)
+    ]
+    for count_rows, build_rows in (
+        (ParkedKey.count_rows, _build_ranges),
+        (ParkedKey.count_marks, _build_marks),
     ):
-        for key, parked_key in keys:
-            count = count_parts(parked_key)
+        for part in parts:
+            count = count_rows(part.parked_key)
             index = max(first_row - row, 0)
             while index < count:
                 if page.is_full:
                     yield page.keys, row + index
                     page = _Page()
-                adopted, row_count = build_part(parked, key, index, page.remaining_rows)
+                adopted, row_count = build_rows(parked, part, index, page.remaining_rows)
                 page.add(adopted, row_count, len(_encode(adopted)))
                 index += row_count
             row += count
-    for key, edit in parked.list_edits():
-        if not predicate(key):
-            continue
-        if row >= first_row:
-            size_bytes = len(edit.value) + len(edit.properties)
-            if page.keys and page.size_bytes + size_bytes > PARKED_PAGE_BYTES:
-                yield page.keys, row
-                page = _Page()
-            page.add(_adopted_key(parked, key, edits=(edit,)), 0, size_bytes)
-        row += 1
+    for part in parts:
+        for _, edit in sorted(part.parked_key.edits.items()):
+            if row >= first_row:
+                size_bytes = len(edit.value) + len(edit.properties)
+                if page.keys and page.size_bytes + size_bytes > PARKED_PAGE_BYTES:
+                    yield page.keys, row
+                    page = _Page()
+                page.add(_adopted_key(part, edits=(edit,)), 0, size_bytes)
+            row += 1
     yield page.keys, None
 
 
 def _adopted_key(
-    parked: Parked,
-    key: ParkKey,
+    part: _Part,
     *,
     rows: tuple[Row, ...] = (),
     edits: tuple[EditedMessage, ...] = (),
     faults: tuple[Fault, ...] = (),
     marks: tuple[FailureMark, ...] = (),
 ) -> AdoptedKey:
-    parked_key = parked.get(key)
-    assert parked_key is not None
+    parked_key = part.parked_key
     return AdoptedKey(
-        key,
+        part.key,
         parked_key.state,
         parked_key.since_ms,
         parked_key.failure,
@@ -173,32 +183,25 @@ def _adopted_key(
         faults,
         marks,
         parked_key.owner_token,
+        part.is_displaced,
     )
 
 
-def _build_ranges_part(
-    parked: Parked, key: ParkKey, first: int, count: int
-) -> tuple[AdoptedKey, int]:
+def _build_ranges(_parked: Parked, part: _Part, first: int, count: int) -> tuple[AdoptedKey, int]:
     """Return up to `count` ranges of a key, beginning with range `first`, and the number of rows
     that they count as: at least one, because a key may have no messages.
     """
-    parked_key = parked.get(key)
-    assert parked_key is not None
-    rows = tuple(parked_key.rows(first, count))
-    return _adopted_key(parked, key, rows=rows), max(len(rows), 1)
+    rows = tuple(part.parked_key.rows(first, count))
+    return _adopted_key(part, rows=rows), max(len(rows), 1)
 
 
-def _build_marks_part(
-    parked: Parked, key: ParkKey, first: int, count: int
-) -> tuple[AdoptedKey, int]:
+def _build_marks(parked: Parked, part: _Part, first: int, count: int) -> tuple[AdoptedKey, int]:
     """Return up to `count` marks of a key, beginning with mark `first`, and how many they are: at
     least one, but otherwise limited by PARKED_PAGE_BYTES.
     """
-    parked_key = parked.get(key)
-    assert parked_key is not None
     faults = _FaultList(parked)
     marks: list[FailureMark] = []
-    for source, start, end, mark in parked_key.list_marks(first, count):
+    for source, start, end, mark in part.parked_key.list_marks(first, count):
         fault_index = faults.index_of(mark.fault)
         marks.append(
             FailureMark(
@@ -207,7 +210,7 @@ def _build_marks_part(
         )
         if faults.size_bytes + MARK_BYTES * len(marks) >= PARKED_PAGE_BYTES:
             break
-    adopted = _adopted_key(parked, key, faults=tuple(faults.faults), marks=tuple(marks))
+    adopted = _adopted_key(part, faults=tuple(faults.faults), marks=tuple(marks))
     return adopted, len(marks)
 
 
@@ -242,7 +245,7 @@ def changes_to_rebuild(parked: Parked) -> Iterator[ParkChange]:
     Applied to the present state, they have no effect, so nothing is lost if the log ends between
     two of them.
     """
-    for keys, _ in _build_pages(parked, lambda _key: True, 0):
+    for keys, _ in _build_pages(parked, lambda _logical_partition: True, 0):
         if keys:
             yield Adopt(0, tuple(keys), last=False)
     if parked.offsets_for_children:
@@ -269,25 +272,26 @@ def changes_to_rebuild(parked: Parked) -> Iterator[ParkChange]:
 
 
 def offsets_needed_by_children(
-    parked: Parked, child_ranges: Collection[tuple[int, int]], range_start: int
+    parked: Parked, child_ranges: Collection[tuple[int, int]]
 ) -> tuple[tuple[int, int], ...]:
     """
     Return, for each logical partition, the lowest offset of this partition that may be parked at a
     child that keeps its adopted messages when this partition is reset.
 
     Args:
-        child_ranges: the half-open ranges of logical partitions of these children.
-        range_start: the start of the partition's range. The child that contains it also has the
-            loose messages, which are reported under -1.
+        child_ranges: the half-open ranges of logical partitions of these children. The child that
+            contains the partition's first one also has the loose and displaced messages, which are
+            reported under -1.
     """
     lowest_offsets = dict(parked.offsets_for_children)
-    for key, each in parked.items() if parked.frozen else ():
-        logical_partition = logical_partition_of(key)
-        offset_ranges = each.offsets_by_source.get(parked.partition_id)
+    for _, part, logical_partition in parked.parts() if parked.frozen else ():
+        offset_ranges = part.offsets_by_source.get(parked.partition_id)
         if offset_ranges:
             lowest_offsets[logical_partition] = min(
                 offset_ranges.first, lowest_offsets.get(logical_partition, offset_ranges.first)
             )
+
+    range_start, _ = parked.logical_partitions
 
     def is_kept(logical_partition: int) -> bool:
         owner = range_start if logical_partition == NO_LOGICAL_PARTITION else logical_partition

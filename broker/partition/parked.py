@@ -10,7 +10,9 @@ Invariants
     source, because a partition has a higher id than its ancestors, and then by offset. Replaying
     earlier changes, followed by all later ones, leads to the same state; therefore the state of a
     key is always set by a change, never derived from its number of messages. A frozen object does
-    not change until a Clear, because the children have adopted its messages.
+    not change until a Clear, because the children have adopted its messages. Whether a message is
+    displaced depends on its key and its source alone, so all descendants of the source agree which
+    of them has it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from ...protocol.errors import NotFoundError, Reason, StaleRouteError
+from ...protocol.limits import LOGICAL_PARTITIONS
 from ...protocol.offsets import AckedOffsets, Range
 from ...protocol.parked import (
     RETRIED,
@@ -48,6 +51,7 @@ from ...protocol.parked import (
 )
 from .failure_ranges import UNKNOWN, FaultTable, Mark
 from .parked_key import (
+    NO_LOGICAL_PARTITION,
     MarkedRow,
     MessageRef,
     ParkedKey,
@@ -80,7 +84,12 @@ _RESTORED_FIELDS = (
 
 
 class Parked:
-    """Everything that a group has parked on a partition."""
+    """
+    Everything that a group has parked on a partition.
+
+    Args:
+        logical_partitions: the range of the partition.
+    """
 
     __slots__ = (
         "_faults",
@@ -89,6 +98,7 @@ class Parked:
         "adoption_tokens",
         "children_notify_ancestors",
         "frozen",
+        "logical_partitions",
         "messages",
         "partition_id",
         "offsets_for_children",
@@ -97,8 +107,11 @@ class Parked:
         "version",
     )
 
-    def __init__(self, partition_id: int) -> None:
+    def __init__(
+        self, partition_id: int, logical_partitions: Range = (0, LOGICAL_PARTITIONS)
+    ) -> None:
         self.partition_id = partition_id
+        self.logical_partitions = logical_partitions
         self._keys: dict[ParkKey, ParkedKey] = {}
         self._faults = FaultTable()
         self.messages = 0
@@ -538,6 +551,10 @@ class Parked:
         undos = [] if key.key in self._keys else [self._create_key(key.key, key.since_ms)]
         parked_key = self._keys[key.key]
         undos.append(self._set_state(key.key, None))
+        if key.is_displaced and self._contains_key(key.key):
+            previous = parked_key.displaced_sources
+            undos.append(partial(setattr, parked_key, "displaced_sources", previous))
+            parked_key.displaced_sources = previous.union(row[0] for row in key.rows)
         parked_key.state = key.state
         parked_key.failure = key.failure
         parked_key.since_ms = min(parked_key.since_ms, key.since_ms)
@@ -590,26 +607,19 @@ class Parked:
         return undo
 
     def _remove_released(self, change: AncestorReleased) -> Undo:
-        released_keys = [
-            key
-            for key in self._keys
-            if self.frozen and is_released(change, logical_partition_of(key))
-        ]
-        removed_keys = {key: self._keys.pop(key) for key in released_keys}
-        count = sum(parked.messages for parked in removed_keys.values())
-        self.messages -= count
-        undo_fields = self._restore_on_undo()
+        undo = self._restore_on_undo("_keys", "messages")
+        if self.frozen:
+            kept_keys: dict[ParkKey, ParkedKey] = {}
+            for key, part, logical_partition in self.parts():
+                if not is_released(change, logical_partition):
+                    kept_keys[key] = self._keys[key] if key in kept_keys else part
+            self._keys = kept_keys
+            self.messages = sum(parked.messages for parked in kept_keys.values())
         self.offsets_for_children = {
             logical_partition: offset
             for logical_partition, offset in self.offsets_for_children.items()
             if not is_released(change, logical_partition)
         }
-
-        def undo() -> None:
-            undo_fields()
-            self._keys.update(removed_keys)
-            self.messages += count
-
         return undo
 
     def _remove_ancestor(self, ancestor: int) -> Undo:
@@ -657,6 +667,26 @@ class Parked:
     def items(self) -> ItemsView[ParkKey, ParkedKey]:
         """Return every key with its parked messages."""
         return self._keys.items()
+
+    def parts(self) -> Iterator[tuple[ParkKey, ParkedKey, int]]:
+        """Yield every key with its parked messages, and the logical partition that decides which
+        child adopts them. A key of which only some sources are displaced comes in two parts.
+        """
+        for key, parked_key in self._keys.items():
+            if not self._contains_key(key):
+                yield key, parked_key, NO_LOGICAL_PARTITION
+            elif parked_key.displaced_sources.isdisjoint(parked_key.offsets_by_source):
+                yield key, parked_key, logical_partition_of(key)
+            else:
+                displaced, others = parked_key.split_displaced()
+                yield key, displaced, NO_LOGICAL_PARTITION
+                if others.messages:
+                    yield key, others, logical_partition_of(key)
+
+    def _contains_key(self, key: ParkKey) -> bool:
+        """Return True if the partition's range contains a key. No range contains loose ones."""
+        start, end = self.logical_partitions
+        return start <= logical_partition_of(key) < end
 
     def failure(self, mark: Mark) -> Failure | None:
         """Return the failure that a mark describes, or None if unknown."""
@@ -706,9 +736,11 @@ class Parked:
         )
 
     @classmethod
-    def of_image(cls, partition_id: int, image: bytes) -> Parked:
+    def of_image(
+        cls, partition_id: int, image: bytes, logical_partitions: Range = (0, LOGICAL_PARTITIONS)
+    ) -> Parked:
         """Decode the result of `image`, or raise msgspec.MsgspecError or ValueError."""
-        parked = cls(partition_id)
+        parked = cls(partition_id, logical_partitions)
         if not image:
             return parked
         decoded = decode_image(image)

@@ -31,7 +31,7 @@ Row = tuple[int, int, int]
 MessageRef = tuple[int, int]
 """The source and offset of a message."""
 NO_LOGICAL_PARTITION = -1
-"""Stands for the logical partition of loose messages, which have none."""
+"""Stands for the logical partition of loose messages, which have none, and of displaced ones."""
 
 
 class MarkedRow(NamedTuple):
@@ -76,6 +76,7 @@ class ParkedKey:
     """The parked messages of a key."""
 
     __slots__ = (
+        "displaced_sources",
         "edits",
         "failure",
         "failures",
@@ -101,6 +102,10 @@ class ParkedKey:
         """Maps each (source, offset) to the message with which an operator replaced it."""
         self.failures: dict[int, FailureRanges] = {}
         """Maps each source to how its messages failed. Only for loose messages."""
+        self.displaced_sources: frozenset[int] = frozenset()
+        """The sources from which messages of the key were adopted as displaced, although the range
+        of this partition contains the key. Some may not have parked messages any more.
+        """
 
     def is_being_handled(self, token: int) -> bool:
         """Return True if the owner with this token may be handling messages of the key."""
@@ -189,7 +194,18 @@ class ParkedKey:
             for source, failure_ranges in self.failures.items()
             if source in sources
         }
+        copy.displaced_sources = self.displaced_sources.intersection(sources)
         return copy
+
+    def split_displaced(self) -> tuple[ParkedKey, ParkedKey]:
+        """Return copies with the messages of the `displaced_sources`, and with the others. They
+        share the ranges.
+        """
+        other_sources = self.offsets_by_source.keys() - self.displaced_sources
+        copies = self.copy_sources(self.displaced_sources), self.copy_sources(other_sources)
+        for copy in copies:
+            copy.owner_token = self.owner_token
+        return copies
 
     # ── failures ──────────────────────────────────────────────────────────────────────────────────
     def failure_marks(self, source: int, ranges: Iterable[Range]) -> list[MarkedRow]:
@@ -349,6 +365,7 @@ class ParkedImage(msgspec.Struct, frozen=True, array_like=True):
     offsets_for_children: list[tuple[int, int]] = []
     partly_adopted_parents: list[int] = []
     children_notify_ancestors: bool = False
+    displaced_sources: list[tuple[ParkKey, list[int]]] = []
 
 
 _REQUIRED_FIELDS = 4
@@ -388,6 +405,11 @@ def image_of_keys(
         faults=faults if failures else [],
         failures=failures,
         owner_tokens=[(key, each.owner_token) for key, each in keys.items() if each.owner_token],
+        displaced_sources=[
+            (key, sorted(each.displaced_sources))
+            for key, each in keys.items()
+            if each.displaced_sources
+        ],
     )
 
 
@@ -422,4 +444,8 @@ def decode_keys(image: ParkedImage) -> dict[ParkKey, ParkedKey]:
         if key not in keys:
             raise ValueError(f"the token of key {key!r:.80}, which is not parked")
         keys[key].owner_token = token
+    for key, sources in image.displaced_sources:
+        if key not in keys:
+            raise ValueError(f"the sources of key {key!r:.80}, which is not parked")
+        keys[key].displaced_sources = frozenset(sources)
     return keys

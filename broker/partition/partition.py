@@ -43,7 +43,7 @@ from ...protocol.message import message_too_large
 from ...protocol.offsets import AckedOffsets, IntervalSet, Range
 from ...protocol.parked import FailingMessage
 from ...protocol.record import Header
-from ...protocol.routing import PartitionState
+from ...protocol.routing import Partition, PartitionState
 from .appends import Duplicate, Producers, ProducerState, after_append, decide_append
 from .in_flight import InFlight
 from .parked import Parked
@@ -122,10 +122,11 @@ class Group:
         self.pending_park_changes = 0
         """The number of changes to `parked` that are not durable yet."""
 
-    def get_or_create_parked(self, partition_id: int) -> Parked:
+    def get_or_create_parked(self, partition: Partition) -> Parked:
         """Return `parked`, after creating it if needed. The partition must be the group's own."""
         if self.parked is None:
-            self.parked = Parked(partition_id)
+            range_ = partition.range_start, partition.range_end
+            self.parked = Parked(partition.partition_id, range_)
         return self.parked
 
     @property
@@ -570,7 +571,7 @@ class HostedPartition:
         group = self.groups.get(body.group)
         if group is None:
             group = self.groups[body.group] = Group(body.group)
-        parked = group.get_or_create_parked(self.partition_id)
+        parked = group.get_or_create_parked(self.facts.partition)
         for change in body.changes:
             parked.apply(change, at_ms=body.at_ms, acked=group.acked, token=body.token)
         parked.set_retry_times(body.next_tries)

@@ -232,9 +232,7 @@ def set_cursor(
     # if the owner of this partition notified them.
     is_partial = bool(request.kept_children or request.kept_parents)
     children_notify_ancestors = is_partial and (parked.frozen or parked.children_notify_ancestors)
-    offsets_for_children = offsets_needed_by_children(
-        parked, request.kept_children, partition.facts.partition.range_start
-    )
+    offsets_for_children = offsets_needed_by_children(parked, request.kept_children)
     changes: list[RequestedChange] = [Clear(request.kept_parents)]
     if offsets_for_children or children_notify_ancestors:
         changes.append(

@@ -42,7 +42,7 @@ def change_parked(
         OverloadedError, StaleRouteError, InvalidRequestError, BrokerReadOnlyError,
         MessageTooLargeError: nothing was changed.
     """
-    parked = group.get_or_create_parked(partition.partition_id)
+    parked = group.get_or_create_parked(partition.facts.partition)
     fence = group.lock.fence
     changes_to_write = decide_park_changes(
         parked, changes, group.acked, next_offset=partition.readable_offset, token=fence

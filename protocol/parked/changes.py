@@ -15,6 +15,9 @@ Words
     key         an order key; b"": messages without one; None: dead letters, of any key; a number:
                 messages that wait for retry
     loose       messages under a key that is not an order key: they are independent of each other
+    displaced   messages whose key is not in the range of their source, because their sender chose
+                the partition: as loose messages do, they pass to the child with the first logical
+                partition of its parent
     dead key    a key that exceeded the limit of parked keys: it is kept with all its messages, in
                 their order, as dead letters
     for retry   messages of any key that failed that number of times, and are retried when due; a
@@ -255,6 +258,10 @@ class AdoptedKey(Struct, frozen=True, array_like=True):
     """The same as in Park. Children omit it, because the owners of the parent no longer have any
     running handlers.
     """
+    is_displaced: bool = False
+    """True if the messages of these rows are displaced. A descendant whose range contains the key
+    could not tell otherwise.
+    """
 
 
 class Adopt(Struct, frozen=True, array_like=True, tag=5):
@@ -269,7 +276,7 @@ class Adopt(Struct, frozen=True, array_like=True, tag=5):
     """
     passed: tuple[tuple[int, int], ...] = ()
     """For parent 0, (logical partition, offset): although the partition was reset, children need
-    its messages from this offset on. The logical partition is -1 for loose messages.
+    its messages from this offset on. The logical partition is -1 for loose and displaced messages.
     """
     children_notify_ancestors: bool = False
     """True for parent 0 if children keep the messages that they adopted, although the partition was
@@ -291,7 +298,7 @@ class AncestorReleased(Struct, frozen=True, array_like=True, tag=8):
     range_start: int
     range_end: int
     includes_loose: bool
-    """True if it does not need loose messages either."""
+    """True if it does not need loose and displaced messages either."""
 
 
 class AncestorNotified(Struct, frozen=True, array_like=True, tag=9):

@@ -72,6 +72,11 @@ CHANGES: tuple[ParkChange, ...] = (
         0, (), last=False, sources=(3,), passed=((-1, 7), (512, 3)), children_notify_ancestors=True
     ),
     Clear((3, 5)),
+    Adopt(
+        5,
+        (AdoptedKey(b"N24211", ParkState.PARKED, 99, None, ((5, 4, 6),), is_displaced=True),),
+        last=True,
+    ),
 )
 KEY_ROWS = [
     ParkedKeyRow(b"N14228", ParkState.PARKED, 2),
@@ -117,6 +122,8 @@ def golden_bytes() -> dict[str, str]:
     reset = parked()
     for change in (Clear(), CHANGES[19]):
         reset.apply(change, at_ms=1_800_000_000_456)
+    merged = parked()
+    merged.apply(CHANGES[21], at_ms=1_800_000_000_456)
     images = {
         "image": parked().image().hex(),
         "image with an edit": edited.image().hex(),
@@ -124,6 +131,7 @@ def golden_bytes() -> dict[str, str]:
         "image with a token": handled.image().hex(),
         "image while a parent is taken over": taking.image().hex(),
         "image behind a reset that children are left out of": reset.image().hex(),
+        "image with displaced messages": merged.image().hex(),
     }
     return {**records, **rows, **images}
 

@@ -75,6 +75,13 @@ def test_golden_image_tells_what_a_reset_keeps_for_children():
     assert (parked.children_notify_ancestors, len(parked)) == (True, 0)
 
 
+def test_golden_image_tells_which_sources_have_displaced_messages():
+    parked = Parked.of_image(7, bytes.fromhex(GOLDEN["image with displaced messages"]))
+    assert parked.image().hex() == GOLDEN["image with displaced messages"]
+    assert parked.get(b"N24211").displaced_sources == {5}
+    assert parked.get(b"N14228").displaced_sources == frozenset()
+
+
 def test_golden_key_rows_read_back():
     assert decode_key_rows(bytes.fromhex(GOLDEN["key rows"])) == goldens.KEY_ROWS
 

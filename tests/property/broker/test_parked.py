@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from keylane.broker.partition import park_checks
 from keylane.broker.partition.failure_ranges import UNKNOWN, FailureRanges, Mark
@@ -22,6 +23,7 @@ from keylane.protocol.offsets import AckedOffsets
 from keylane.protocol.parked import (
     Adopt,
     AdoptedKey,
+    AncestorReleased,
     Clear,
     DeadLetterKey,
     Edit,
@@ -41,6 +43,7 @@ from keylane.protocol.parked import (
     Shift,
     Unpark,
 )
+from keylane.protocol.routing import logical_partition
 from support.running.examples import examples
 
 OWN = 7
@@ -62,6 +65,8 @@ EDITED = st.builds(
     st.sampled_from([b"", b"v", b"w"]),
     st.just(b""),
 )
+DISPLACED = {b"a": 3, b"b": 5}
+"""The source that has displaced messages of a key, and no others."""
 MARKS = st.builds(
     lambda source, part, *rest: FailureMark(source, *part, *rest),
     st.sampled_from([3, 5]),
@@ -83,7 +88,21 @@ ADOPTED = st.builds(
     st.lists(EDITED, max_size=2).map(tuple),
     st.just((Fault("E", "text", "c", 1), Fault("G", "", "c", 1))),
     st.lists(MARKS, max_size=3).map(tuple),
+    st.just(0),
+    st.booleans(),
 )
+
+
+def with_rows_of_its_kind(key: AdoptedKey) -> AdoptedKey:
+    """An adopted key whose rows are all displaced, or none is."""
+    displaced = DISPLACED.get(key.key)
+    if displaced is None:
+        return replace(key, is_displaced=False)
+    rows = tuple(row for row in key.rows if (row[0] == displaced) is key.is_displaced)
+    return replace(key, rows=rows)
+
+
+ADOPTED = ADOPTED.map(with_rows_of_its_kind)
 
 CHANGES = st.one_of(
     st.builds(Park, KEYS, SOME, FAILURES),
@@ -115,7 +134,12 @@ def state_of(parked: Parked) -> dict[Any, Any]:
     """All but the order of the keys, which nothing rests on."""
     keys, following = build_adoption_page(parked, lambda _key: True)
     assert following is None
-    rows = {key.key: (key.state, key.since_ms, key.failure, key.rows) for key in keys if key.rows}
+    rows: dict[Any, Any] = {}
+    for key in keys:
+        if key.rows:
+            *_, earlier = rows.get(key.key, ((),))
+            all_rows = tuple(sorted(earlier + key.rows))
+            rows[key.key] = key.state, key.since_ms, key.failure, all_rows
     rows |= {
         key.key: (key.state, key.since_ms, key.failure, ())
         for key in keys
@@ -129,6 +153,12 @@ def state_of(parked: Parked) -> dict[Any, Any]:
         "edits": {key: dict(parked.get(key).edits) for key in rows},
         "all": parked.messages,
         "tokens": {key: parked.get(key).owner_token for key in rows},
+        "displaced": {
+            (key, source)
+            for key in rows
+            for source in parked.get(key).displaced_sources
+            if source in parked.get(key).offsets_by_source
+        },
         "frozen": parked.frozen,
         "adopted": set(parked.adopted_parents),
     }
@@ -175,6 +205,17 @@ def served(requests: list[list[RequestedChange]]) -> tuple[Log, Parked, AckedOff
     return log, parked, acked
 
 
+FAILED = Failure("E", "text", "c", 1, 1)
+ADOPTED_DISPLACED = Adopt(
+    3,
+    (
+        AdoptedKey(b"a", ParkState.PARKED, 0, None, ((3, 0, 2), (3, 4, 5)), is_displaced=True),
+        AdoptedKey(b"a", ParkState.PARKED, 0, None, ((5, 1, 3),)),
+        AdoptedKey(b"b", ParkState.PARKED, 0, None, ((5, 3, 4),), is_displaced=True),
+    ),
+    last=True,
+)
+"""Messages of one key that pass apart."""
 MARKED_EARLY = AdoptedKey(
     b"",
     ParkState.PARKED,
@@ -243,13 +284,21 @@ def test_counts_and_acks_agree_with_what_is_parked(requests):
         assert all(parked.get(key.key).contains((e.source, e.offset)) for e in key.edits)
         if key.edits or key.marks:
             continue
-        count = sum(high - low for _, low, high in key.rows)
+        count = sum(
+            high - low for each in keys if each.key == key.key for _, low, high in each.rows
+        )
         assert parked.get(key.key).messages == count
         assert list(key.rows) == sorted(key.rows)
 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(REQUESTS, st.lists(CHANGES, min_size=1, max_size=6))
+@example([[Park(b"a", ((0, 2),), FAILED)]], [ADOPTED_DISPLACED])
+@example(
+    [[Adopt(3, (AdoptedKey(b"a", ParkState.PARKED, 0, None, ((3, 0, 2),)),), last=False)]],
+    [ADOPTED_DISPLACED],
+)
+@example([[ADOPTED_DISPLACED]], [Freeze(), AncestorReleased(0, 512, includes_loose=True)])
 def test_undo_restores_the_state(requests, changes):
     """Newest first, as a failed commit undoes; also of changes that no decision lets through."""
     _, parked, _ = served(requests)
@@ -283,6 +332,7 @@ def test_repeat_of_any_request_parks_no_message(requests, which):
 
 @settings(max_examples=examples(60), deadline=None)
 @given(REQUESTS)
+@example([[ADOPTED_DISPLACED]])
 def test_image_reads_back(requests):
     _, parked, _ = served(requests)
     again = Parked.of_image(OWN, parked.image())
@@ -293,6 +343,7 @@ def test_image_reads_back(requests):
 
 @settings(max_examples=examples(60), deadline=None)
 @given(REQUESTS, st.integers(0, 40))
+@example([[ADOPTED_DISPLACED]], 0)
 def test_carried_over_changes_make_the_state_of_what_is_left_of_the_log(requests, first):
     """Of nothing, and of the rest of the log before them, whatever retention has removed of it."""
     log, parked, _ = served(requests)
@@ -301,6 +352,48 @@ def test_carried_over_changes_make_the_state_of_what_is_left_of_the_log(requests
     left = log[first % (len(log) + 1) :]
     assert state_of(fold(changes, fold(left))) == state_of(parked)
     assert state_of(fold(changes[:1], fold(log))) == state_of(parked)
+
+
+def places_of(keys: list[AdoptedKey]) -> list[tuple[Any, int, int]]:
+    """(key, source, offset) of each message."""
+    return [
+        (key.key, source, offset)
+        for key in keys
+        for source, low, high in key.rows
+        for offset in range(low, high)
+    ]
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(REQUESTS)
+@example([[ADOPTED_DISPLACED]])
+@example([[ADOPTED_DISPLACED, Clear((3, 5))], [Park(b"a", ((0, 2),), FAILED)]])
+def test_each_message_passes_to_one_child_which_releases_it(requests):
+    """The loose and displaced ones to the child that begins as their parent does."""
+    assert [logical_partition(key) < 512 for key in DISPLACED] == [False, True]
+    _, parked, _ = served(requests)
+    parked.apply(Freeze(), at_ms=99)
+    every = places_of(build_adoption_page(parked, lambda _number: True)[0])
+    assert len(every) == parked.messages
+    first, _ = build_adoption_page(parked, lambda number: number < 512)
+    second, _ = build_adoption_page(parked, lambda number: number >= 512)
+    assert set(places_of(second)) == {
+        (key, *place) for key, *place in every if key == b"a" and place[0] != DISPLACED[key]
+    }
+    assert sorted(map(repr, every)) == sorted(map(repr, places_of(first) + places_of(second)))
+    parked.apply(AncestorReleased(800, 1024, includes_loose=False), at_ms=99)
+    assert places_of(build_adoption_page(parked, lambda _number: True)[0]) == every
+    undo = parked.apply(AncestorReleased(0, 512, includes_loose=True), at_ms=99)
+    left, _ = build_adoption_page(parked, lambda _number: True)
+    assert left == second
+    assert parked.messages == len(places_of(second))
+    undo()
+    assert places_of(build_adoption_page(parked, lambda _number: True)[0]) == every
+    parked.apply(AncestorReleased(512, 1024, includes_loose=False), at_ms=99)
+    left, _ = build_adoption_page(parked, lambda _number: True)
+    assert left == first
+    parked.apply(AncestorReleased(0, 512, includes_loose=True), at_ms=99)
+    assert (len(parked), parked.messages) == (0, 0)
 
 
 @settings(max_examples=examples(60), deadline=None)

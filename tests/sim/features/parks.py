@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from keylane.admin import Admin
 from keylane.broker.partition import park_checks
 from keylane.broker.partition.parked import Parked
+from keylane.broker.partition.parked_key import NO_LOGICAL_PARTITION
 from keylane.broker.partition.partition import HostedPartition
 from keylane.checker.events import Edited, SetAside
 from keylane.checker.findings import Findings
@@ -21,7 +22,6 @@ from keylane.protocol import endpoints
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.parked import ChangeParkedKey, ParkedView, ParkState
-from keylane.protocol.routing import logical_partition
 from keylane.rpc.client import BrokerClient
 from keylane.testing.machines.network import SimNetwork
 from sim.actors.clients import SUBJECT
@@ -160,16 +160,18 @@ class ParkedKeys:
             for partition in store.state.partitions.values()
         ]
 
-        def is_taken_over(number: int, key: object) -> bool:
+        def is_taken_over(number: int, key: object, heir: int) -> bool:
+            # Displaced messages go where the first logical partition of their parent goes.
+            heir = parked[number].logical_partitions[0] if heir == NO_LOGICAL_PARTITION else heir
             return not (isinstance(key, bytes) and key) or any(
-                child.range_start <= logical_partition(key) < child.range_end
+                child.range_start <= heir < child.range_end
                 and (known := parked.get(int(child.partition_id))) is not None
                 and number in known.adopted_parents
                 for child in facts
             )
 
         return all(
-            each.frozen and all(is_taken_over(number, key) for key in each._keys)
+            each.frozen and all(is_taken_over(number, key, heir) for key, _, heir in each.parts())
             for number, each in parked.items()
             if len(each)
         )

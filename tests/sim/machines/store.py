@@ -179,9 +179,9 @@ class Desk:
             request = answered
         return await self.service.handle(request, memoryview(payload))
 
-    async def host(self, partition_id: int = 1) -> None:
+    async def host(self, partition_id: int = 1, **changes: Any) -> None:
         """As the metaserver has it hosted for a subject without consumer groups."""
-        partition, _ = self.store.host(facts(partition_id))
+        partition, _ = self.store.host(facts(partition_id, **changes))
         await register_groups_at(self.store, partition, (), complete=True)
 
     async def append(self, data: bytes, partition_id: int = 1) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from keylane.broker.partition import parked as partition_parked
+from keylane.broker import parking as broker_parking
 from keylane.broker.partition.parked_key import ParkedKey
 from keylane.broker.store import group_changes as set_cursor
 from keylane.consumer.parked_reads import ParkedReads
@@ -162,7 +162,12 @@ def edits_are_put_in_the_next_place(patches: Patches) -> None:
 
 def children_adopt_no_edits(patches: Patches) -> None:
     """A child takes a parent's parked messages over with their first values."""
-    patches.set(partition_parked.Parked, "list_edits", lambda _self: iter(()))
+
+    def page(parked: Any, wanted: Any, *, first_row: int = 0) -> Any:
+        keys, following = real(parked, wanted, first_row=first_row)
+        return [msgspec.structs.replace(key, edits=()) for key in keys], following
+
+    real = patches.set(broker_parking, "build_adoption_page", page)
 
 
 BREAKS: tuple[Breaks, ...] = (

@@ -47,8 +47,8 @@ class ParkedDesk(Desk):
         self.changes = changes
         self.parking = Parking(self.store, self.service, clock=clock, folder_ownership=None)
 
-    async def fill(self, *, batches: int = 4) -> ParkedDesk:
-        await self.host()
+    async def fill(self, *, batches: int = 4, **facts: Any) -> ParkedDesk:
+        await self.host(**facts)
         for number in range(batches):
             await self.append(batch(sequence=10 * number, count=10))
         await self.acquire(1)
@@ -66,7 +66,7 @@ class ParkedDesk(Desk):
 
     @property
     def parked(self) -> Parked:
-        return self.group.get_or_create_parked(1)
+        return self.group.get_or_create_parked(self.store.state.partition(1).facts.partition)
 
     def state(self) -> tuple[Any, ...]:
         """What counts of the group: fence, progress, failed tries, and what it has parked."""

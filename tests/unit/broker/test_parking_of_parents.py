@@ -281,3 +281,122 @@ async def test_parent_that_is_taken_over_is_in_the_image(desk: ParkedDesk):
         assert (again.partly_adopted_parents, again.adopted_parents) == ({3}, set())
         again.apply(part(b"b", last=True), at_ms=2)
         assert (again.partly_adopted_parents, again.adopted_parents) == (set(), {3})
+
+
+# ── displaced messages ────────────────────────────────────────────────────────────────────────────
+async def restarted(desk: ParkedDesk, *, snapshot: bool) -> ParkedDesk:
+    if snapshot:
+        await desk.store.snapshotter.write()
+    await desk.store.commit.close()
+    return desk.again(snapshot=snapshot)
+
+
+async def sealed(desk: ParkedDesk, *, token: int = 1) -> None:
+    await desk.ack(token, (0, 40))
+    _, durable = desk.store.seal(1)
+    await durable
+
+
+@pytest.fixture
+async def half() -> ParkedDesk:
+    """The first half of the logical partitions, which has a key of each half and a dead letter."""
+    desk = await ParkedDesk(SimDisk()).fill(range_end=512)
+    await desk.change(*(Park(key, ((at, at + 2),), FAILURE) for at, key in PARKED_AT))
+    await sealed(desk)
+    return desk
+
+
+PARKED_AT = (2, KEYS[0]), (5, KEYS[1]), (9, None)
+
+
+@pytest.mark.parametrize("again", [None, "log", "snapshot"])
+async def test_displaced_key_passes_with_the_loose_messages_and_is_released_with_them(
+    half: ParkedDesk, again: str | None
+):
+    """The child with its logical partition, if there were one, has nothing of it."""
+    desk = half if again is None else await restarted(half, snapshot=again == "snapshot")
+    page, _ = await desk.take(0, 256)
+    assert [(key.key, key.is_displaced, key.rows) for key in page if key.rows] == [
+        (KEYS[0], False, ((1, 2, 4),)),
+        (KEYS[1], True, ((1, 5, 7),)),
+        (None, False, ((1, 9, 11),)),
+    ]
+    assert (await desk.take(256, 512))[0] == (await desk.take(512, 1024))[0] == []
+
+    for start, end in ((256, 512), (512, 1024)):
+        await desk.say(ReleaseParked(1, "audit", start, end, 2))
+        assert (len(desk.parked), desk.group.first_needed_offset) == (3, 2)
+    await desk.say(ReleaseParked(1, "audit", 0, 256, 2))
+    assert (len(desk.parked), desk.group.first_needed_offset) == (2, 5)
+    await desk.say(ReleaseParked(1, "audit", 0, 256, 2, True))
+    assert (len(desk.parked), desk.parked.messages) == (0, 0)
+
+
+@pytest.mark.parametrize("again", [None, "log", "snapshot"])
+async def test_reset_keeps_displaced_messages_for_the_child_that_has_adopted_them(
+    half: ParkedDesk, again: str | None
+):
+    await half.take(0, 256)
+    reset = SetCursor(group="audit", token=3, cursor=40, kept_children=((0, 32),))
+    await set_cursor(half.store, half.store.state.partition(1), reset)
+    desk = half if again is None else await restarted(half, snapshot=again == "snapshot")
+    assert desk.parked.offsets_for_children == {-1: 5}
+    assert desk.group.first_needed_offset == 5
+    at = logical_partition(KEYS[1])
+    await desk.say(ReleaseParked(1, "audit", at, at + 1, 4))
+    assert desk.group.first_needed_offset == 5
+    await desk.say(ReleaseParked(1, "audit", 0, 32, 4, True))
+    assert desk.group.first_needed_offset == 40
+
+
+async def test_reset_keeps_no_displaced_messages_for_a_child_that_never_had_them(half: ParkedDesk):
+    await half.take(0, 256)
+    reset = SetCursor(group="audit", token=3, cursor=40, kept_children=((256, 512),))
+    await set_cursor(half.store, half.store.state.partition(1), reset)
+    assert half.group.first_needed_offset == 40
+
+
+@pytest.mark.parametrize("again", [None, "log", "snapshot", "rebuilt"])
+@pytest.mark.parametrize("is_reset", [False, True])
+async def test_displaced_messages_stay_so_in_a_merged_partition_that_contains_their_key(
+    desk: ParkedDesk, again: str | None, is_reset: bool
+):
+    """Parent 3 did not contain the key, and parent 4 did. So their messages pass to different
+    children, which also release them.
+    """
+    strayed = AdoptedKey(
+        KEYS[1], ParkState.PARKED, 1, FAILURE, ((3, 0, 2), (3, 4, 6)), is_displaced=True
+    )
+    at_home = AdoptedKey(KEYS[1], ParkState.PARKED, 1, FAILURE, ((4, 7, 9),))
+    await desk.change(Adopt(3, (strayed,), last=True), Adopt(4, (at_home,), last=True))
+    token = 1
+    if is_reset:
+        ask = SetCursor(group="audit", token=2, cursor=0, kept_parents=(3, 4))
+        await set_cursor(desk.store, desk.store.state.partition(1), ask)
+        token = 3
+        await desk.acquired(token)
+    await desk.change(Park(KEYS[1], ((5, 7),), FAILURE), token=token)
+    assert (await desk.rows(KEYS[1], token=token)).messages == 8
+    await desk.edit(KEYS[1], 5, b"mended", source=3)
+    await sealed(desk, token=token)
+    if again == "rebuilt":
+        told = Parked(1)
+        for change in changes_to_rebuild(desk.parked):
+            told.apply(change, at_ms=1)
+        desk.group.parked = told
+    elif again is not None:
+        desk = await restarted(desk, snapshot=again == "snapshot")
+    first, second = [(await desk.take(*range_))[0] for range_ in CHILDREN]
+    assert [(key.key, key.is_displaced, key.rows) for key in first] == [
+        (KEYS[1], True, ((3, 0, 2), (3, 4, 6))),
+        (KEYS[1], True, ()),
+    ]
+    assert [edit.value for edit in first[1].edits] == [b"mended"]
+    assert [(key.is_displaced, key.rows, key.edits) for key in second] == [
+        (False, ((1, 5, 7), (4, 7, 9)), ())
+    ]
+    await desk.say(ReleaseParked(1, "audit", 0, 512, 9, True))
+    assert (await desk.take())[0] == second
+    assert desk.group.first_needed_offset == 5
+    await desk.say(ReleaseParked(1, "audit", 512, 1024, 9))
+    assert len(desk.parked) == 0

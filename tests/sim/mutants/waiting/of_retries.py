@@ -62,9 +62,8 @@ def children_adopt_no_retries(patches: Patches) -> None:
     """What waits for retry stays with the parent."""
 
     def page(parked: Any, wanted: Any, *, first_row: int = 0) -> Any:
-        return real(
-            parked, lambda key: not isinstance(key, int) and wanted(key), first_row=first_row
-        )
+        keys, following = real(parked, wanted, first_row=first_row)
+        return [key for key in keys if not isinstance(key.key, int)], following
 
     real = patches.set(broker_parking, "build_adoption_page", page)
 

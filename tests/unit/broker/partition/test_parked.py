@@ -41,6 +41,7 @@ from keylane.protocol.parked import (
     Shift,
     Unpark,
 )
+from keylane.protocol.routing import logical_partition
 from support.raising import raises
 
 FAILURE = Failure("ValueError", "no", "c", 5, 3)
@@ -170,7 +171,8 @@ def test_page_has_its_rows_and_goes_on_in_a_key():
     assert [key.key for key in rest] == [b"k", b"z", b"e"]
     assert page[1].rows + rest[0].rows == tuple(rows(parked, b"k"))
     assert build_adoption_page(parked, lambda _key: True, first_row=99_999) == ([], None)
-    assert [key.key for key in build_adoption_page(parked, lambda key: key == b"z")[0]] == [b"z"]
+    only = build_adoption_page(parked, lambda number: number == logical_partition(b"z"))
+    assert [key.key for key in only[0]] == [b"z"]
 
 
 def test_pages_keep_their_length():
