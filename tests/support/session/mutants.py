@@ -598,7 +598,7 @@ def flight_used_to_its_end(patches: Patches) -> None:
 
 def more_pulled_than_workers_begin(patches: Patches) -> None:
     """Messages wait here, while another consumer may be free."""
-    patches.set(PullSize, "decide", lambda self, held, limit, now_ms, left: max(0, limit - held))
+    patches.set(PullSize, "decide", lambda self, held, in_hand, limit, now_ms: max(0, limit - held))
 
 
 def nothing_pulled_until_a_message_ends(patches: Patches) -> None:

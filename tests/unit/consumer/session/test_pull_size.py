@@ -68,16 +68,28 @@ def test_session_pulls_no_more_than_may_be_in_flight():
     assert pulled(steps) == []
 
 
-def test_pull_size_counts_what_was_handled_since_the_last_pull_by_the_second():
+def test_pull_size_is_what_was_handled_in_the_last_second():
     size = PullSize()
     size.received = 100
-    size.begin(100, 10_000)
-    assert size.decide(60, 200, 10_100) == 40
-    assert size.decide(60, 200, 14_000) == 10
+    assert size.decide(100, 0, 200, 10_000) == 0
+    assert size.decide(60, 0, 200, 10_100) == 40
+    assert size.decide(60, 0, 200, 14_000) == 10
+
+
+def test_pull_size_grows_while_a_program_takes_what_it_does_not_ack():
+    size, taken = PullSize(by_hand=True), 0
+    sizes = []
+    while taken < 1_000:
+        size.free = 1
+        count = size.decide(taken, taken, 10_000, 10_000 + len(sizes))
+        sizes.append(count)
+        size.received += count
+        taken += count
+    assert sizes[:5] == [1, 2, 4, 8, 16]
 
 
 def test_pull_size_is_nothing_while_more_wait_than_are_handled():
     size = PullSize()
     size.received, size.free = 100, -30
-    size.begin(100, 0)
-    assert size.decide(60, 200, 1_000) == 0
+    assert size.decide(100, 0, 200, 0) == 0
+    assert size.decide(60, 0, 200, 1_000) == 0
