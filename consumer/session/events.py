@@ -2,6 +2,9 @@
 
 The broker's answers without a payload are events as they are: Acquired, Acked, ParkedChanged and
 Released of `protocol/frames.py`.
+
+Events for each message are not tracked by the garbage collector. Others are: one that has an error
+would form a cycle with the frames of its trace.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ class SettingsStored(Struct, frozen=True):
     settings: ConsumerSettings
 
 
-class Pulled(Struct, frozen=True, gc=False):
+class Pulled(Struct, frozen=True):
     """Batches in the order of their offsets, which are not opened."""
 
     batches: Sequence[Unopened]
@@ -48,7 +51,7 @@ class Pulled(Struct, frozen=True, gc=False):
     """True if another answer to the same pull follows."""
 
 
-class FlightsPulled(Struct, frozen=True, gc=False):
+class FlightsPulled(Struct, frozen=True):
     """Messages of a shared group, which are in flight here from `sent_ms` on."""
 
     batches: Sequence[Unopened]
@@ -61,7 +64,7 @@ class FlightsPulled(Struct, frozen=True, gc=False):
     tries: tuple[tuple[int, int], ...] = ()
 
 
-class KeysListed(Struct, frozen=True, gc=False):
+class KeysListed(Struct, frozen=True):
     """The parked keys of the partition, and, in the first list, what waits for a retry."""
 
     version: int
@@ -78,7 +81,7 @@ class AncestorLeft(Struct, frozen=True):
     source: int
 
 
-class WindowRead(Struct, frozen=True, gc=False):
+class WindowRead(Struct, frozen=True):
     """Messages of a window; without any, and without `gone`, its key has none left."""
 
     number: int
@@ -104,7 +107,7 @@ class SourceUnreadable(Struct, frozen=True):
     """How many rows of the key were passed over before these."""
 
 
-class CallFailed(Struct, frozen=True, gc=False):
+class CallFailed(Struct, frozen=True):
     """A request was not answered, or was refused."""
 
     request: Request
