@@ -95,7 +95,9 @@ async def test_stopped_consumer_hands_over_before_its_ttl(keylane_cluster: Virtu
 async def test_paused_consumer_loses_its_partition_when_its_ttl_is_over(
     keylane_cluster: VirtualCluster,
 ):
-    """It wakes up in the middle of its handler, which ends at once; its ack is refused."""
+    """It wakes up in the middle of its handler, which is cancelled: another consumer has the
+    message.
+    """
     order: list[str] = []
     lost: list[list[int]] = []
     await keylane_cluster.create_subject("orders", partitions=1)
@@ -124,7 +126,7 @@ async def test_paused_consumer_loses_its_partition_when_its_ttl_is_over(
     await keylane_cluster.until(lambda: "second ends" in order)
     first.resume()
     await asyncio.sleep(60)
-    assert order == ["first begins", "second begins", "second ends", "first ends"]
+    assert order == ["first begins", "second begins", "second ends"]
     assert lost == [[1]]
     assert await keylane_cluster.lag("orders", "billing") == 0
 
