@@ -47,7 +47,7 @@ ANSWERS = 63
 LOOK_S = 0.1
 LOOKS = 2
 """Looks without a message left, one after another, before Ctrl-C."""
-LOOKS_ALONE = 100
+LOOKS_ALONE = 300
 """Looks at which no group has a member, one after another, before Ctrl-C."""
 MADE = re.compile(r"^consumer = (?:keylane\.)?Consumer\(", re.MULTILINE)
 
