@@ -277,8 +277,24 @@ def on_hanging(session: PartitionSession, event: MessageHangs, now_ms: int) -> N
     is_new = acks.failing.record(
         message, event.failure, is_own=is_own(session, message), running_ms=event.running_ms
     )
-    if is_new:
+    if event.is_failed_try:
+        _count_try(session, message)
+    if is_new or event.is_failed_try:
         make_ack_due(session, now_ms)
+
+
+def _count_try(session: PartitionSession, message: Message) -> None:
+    """Have the next ack request report a failed try of a message whose handler goes on, and of all
+    messages of its batch.
+    """
+    if session.settings.ack is AckMode.BEFORE or not is_own(session, message):
+        return
+    batches = session.lanes.batches
+    batch = None
+    if batches is not None:
+        batch = batches.in_hand.get((message.partition_id, message.offset))
+    for each in (message,) if batch is None else batch.messages:
+        session.acks.tries[each.offset] = each.attempt
 
 
 def on_returned(session: PartitionSession, event: MessagesReturned, now_ms: int) -> None:

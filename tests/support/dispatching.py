@@ -138,6 +138,10 @@ class SteppedShell:
         """How, the offset that failed, those behind it, and why."""
         self.hanging: list[tuple[int, str, int, int]] = []
         """(offset, what, failed tries, milliseconds), as told."""
+        self.failed: dict[int, int] = {}
+        """The failed tries that the broker has recorded, by offset."""
+        self.named: list[str] = []
+        """The kinds of failures that acks have named."""
         self.notes: list[Note] = []
         self._redriven: list[Message] = []
         """What an operator has redriven, and was not read yet."""
@@ -240,9 +244,11 @@ class SteppedShell:
     async def wait_quiet(self) -> None:
         await self._quiet.wait()
 
-    def report_hang(self, message: Message, why: Failure, running_ms: int) -> None:
+    def report_hang(
+        self, message: Message, why: Failure, running_ms: int, *, is_failed_try: bool = False
+    ) -> None:
         self.hanging.append((message.offset, why.text, why.attempts, running_ms))
-        self.feed(MessageHangs(message, why, running_ms))
+        self.feed(MessageHangs(message, why, running_ms, is_failed_try))
 
     # ── as the broker ─────────────────────────────────────────────────────────────────────────────
     def _answer(self, request: Request) -> None:
@@ -297,6 +303,9 @@ class SteppedShell:
         """Answer the acks that wait for it."""
         answered, self._unanswered = self._unanswered, []
         for ack in answered:
+            self.failed.update(ack.failed)
+            if ack.failing is not None:
+                self.named.append(ack.failing.kind)
             for start, end in ack.ranges:
                 self.acked.add(start, end)
             self.feed(Acked(self.acked.cursor))

@@ -562,6 +562,7 @@ def test_batch_that_times_out_in_a_thread_is_told_and_not_cancelled(
     with caplog.at_level(logging.WARNING, "keylane.consumer"):
         story = in_virtual_time(play(), loop)
     assert [told[0] for told in story.shell.hanging] == [0]
+    assert story.shell.failed == {0: 1, 1: 1}
     assert "s partition 1 offset 0" in caplog.messages[0]
     assert "has been in a thread for longer than handler_timeout_ms (1000 ms)" in caplog.messages[0]
     assert story.shell.ended == [0, 1]
