@@ -158,7 +158,6 @@ def on_failed(session: PartitionSession, event: MessageFailed, now_ms: int) -> N
     elif is_own(session, message):
         later = session.lanes.take_back(message) if session.lanes.together else []
         for each in later:
-            each.attempt += 1
             session.acks.failing.forget((each.partition_id, each.offset))
         _fail(session, event, tuple(later), now_ms)
     else:
@@ -199,6 +198,8 @@ def _fail(
         )
         session.output.notes.append(FailureOutcome(message, treatment, pause, later))
         return
+    for each in later:
+        each.attempt += 1
     record_try(session, message, event.failure)
     make_ack_due(session, now_ms)
     _wait(session, event, now_ms, later)
