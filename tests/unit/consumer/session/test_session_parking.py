@@ -3,6 +3,8 @@
 from keylane.consumer.session.events import (
     CallFailed,
     KeysListed,
+    MessageFailed,
+    MessagesHandled,
     OperatorChanged,
     Tick,
     WindowRead,
@@ -148,6 +150,26 @@ def test_redriven_key_whose_message_fails_is_parked_again():
     steps.step(ParkedChanged(1))
     assert steps.want() == []
     assert not steps.session.redrives
+
+
+def test_redriven_dead_letter_that_fails_is_set_aside_alone():
+    """Neither the dead letter after it nor a message that was pulled goes with it."""
+    steps = Steps(A, B, **PARKS)
+    steps.pull(2)
+    steps.step(OperatorChanged(1))
+    steps.step(KeysListed(1, [ParkedKeyRow(0, ParkState.REDRIVING, 2)]))
+    [window] = steps.requested(ReadWindow)
+    dead = [message(A, offset, source=4) for offset in (7, 8)]
+    steps.step(WindowRead(window.number, dead))
+    assert steps.step(WorkWanted(3)).hand_out[0] is dead[0]
+    steps.step(MessageFailed(dead[0], FAILURE))
+    [change] = changes_of(steps)
+    assert (type(change), change.ranges) == (Shift, ((7, 8),))
+    steps.step(ParkedChanged(1))
+    assert steps.step(WorkWanted(3)).hand_out == [dead[1]]
+    steps.step(MessagesHandled([dead[1]]))
+    assert changes_of(steps) == [Unpark(0, 4, ((8, 9),))]
+    assert steps.want(3) == [0]
 
 
 def test_key_is_not_redriven_again_before_its_failure_is_stored():
