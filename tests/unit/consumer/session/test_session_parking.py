@@ -6,11 +6,13 @@ from keylane.consumer.session.events import (
     MessageFailed,
     MessagesHandled,
     OperatorChanged,
+    SettingsStored,
     Tick,
     WindowRead,
     WorkWanted,
 )
 from keylane.consumer.session.ready import ReadWindow, SendChanges
+from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import InvalidRequestError, OverloadedError, Reason
 from keylane.protocol.frames import Acquired, ListParked, ParkedChanged
@@ -82,6 +84,21 @@ def test_dead_letter_lets_its_key_continue():
     steps.want()
     steps.fail(0, wanted=1)
     assert offsets_of(steps.ready.hand_out) == [1]
+
+
+def test_policy_that_is_stored_while_a_message_waits_counts_from_its_next_failure():
+    steps = Steps(A)
+    steps.pull(1)
+    for policy in ("block", "park", "block"):
+        steps.step(SettingsStored(ConsumerSettings(on_failure=policy, tries_max=4)))
+        assert steps.want() == [0]
+        steps.fail(0, asked_ms=0)
+        assert changes_of(steps) == []
+        steps.now_ms += 1_000
+    assert steps.want() == [0]
+    steps.step(SettingsStored(ConsumerSettings(on_failure="park", tries_max=4)))
+    steps.fail(0)
+    assert changes_of(steps) == [Park(A, ((0, 1),), FAILURE)]
 
 
 def test_message_is_retried_alone_when_its_pause_is_over():
