@@ -29,6 +29,7 @@ from keylane.consumer.session.events import (
     RunEnded,
     Stopped,
     Tick,
+    TurnTaken,
     WindowRead,
     WorkersFree,
 )
@@ -39,6 +40,7 @@ from keylane.consumer.session.ready import (
     ReadWindow,
     Request,
     SendChanges,
+    TakeTurn,
 )
 from keylane.consumer.session.state import PartitionSession
 from keylane.consumer.session.step import step
@@ -111,6 +113,7 @@ class SteppedShell:
         pool: the workers.
         answers_acks: False: an ack has no answer until `answer_acks`.
         attempts: the failed tries under earlier owners, as (offset, tries).
+        suspects_upto: the offset below which messages are suspects.
     """
 
     is_apart = is_loose = False
@@ -124,6 +127,7 @@ class SteppedShell:
         clock: Clock | None = None,
         answers_acks: bool = True,
         attempts: tuple[tuple[int, int], ...] = (),
+        suspects_upto: int = 0,
     ) -> None:
         self.partition_id = self.leased_id = partition_id
         self.group = GROUP
@@ -150,6 +154,7 @@ class SteppedShell:
         if self.is_shared:
             pool.on_idle = self._on_idle
         self._attempts = attempts
+        self._suspects_upto = suspects_upto
         self._answers_acks = answers_acks
         self._unanswered: list[Ack] = []
         self._boot_ms = (clock or SystemClock()).boot_ms
@@ -253,7 +258,8 @@ class SteppedShell:
     # ── as the broker ─────────────────────────────────────────────────────────────────────────────
     def _answer(self, request: Request) -> None:
         if isinstance(request, Acquire | AcquireShared):
-            self.feed(Acquired(0, (), 0, False, self._attempts))
+            upto = self._suspects_upto
+            self.feed(Acquired(0, (), upto, False, self._attempts, suspects_upto=upto))
         elif isinstance(request, Ack):
             self._unanswered.append(request)
             if self._answers_acks:
@@ -277,6 +283,8 @@ class SteppedShell:
             self.feed(WindowRead(request.number, messages))
         elif isinstance(request, Release):
             self.feed(Released())
+        elif isinstance(request, TakeTurn):
+            self.feed(TurnTaken())
 
     def _answer_pull(self) -> None:
         if self._is_pulling and self._arrived:
@@ -416,6 +424,8 @@ class WorkerStory:
             self.pool, self.settings, clock=clock, answers_acks=answers_acks, attempts=attempts
         )
 
-    def other_partition(self, partition_id: int = 2) -> SteppedShell:
+    def other_partition(self, partition_id: int = 2, **given: Any) -> SteppedShell:
         """Another partition of the consumer."""
-        return SteppedShell(self.pool, self.settings, partition_id=partition_id, clock=self._clock)
+        return SteppedShell(
+            self.pool, self.settings, partition_id=partition_id, clock=self._clock, **given
+        )
