@@ -278,7 +278,7 @@ async def test_suspect_begins_before_what_has_arrived_of_other_partitions():
 
     async def handle(message: Message) -> None:
         begun.append(message.partition_id)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
 
     story = WorkerStory(handle, batched=False, concurrency=1)
     story.shell.give(*[b""] * 5_000)
@@ -286,8 +286,8 @@ async def test_suspect_begins_before_what_has_arrived_of_other_partitions():
     other = story.other_partition(suspects_upto=2)
     other.give(b"a", b"b")
     await eventually(lambda: other.ended == [0, 1])
-    assert len(begun) < 1_000
     assert begun.count(2) == 2
+    assert begun[:100].count(2) == 2
     await story.pool.close()
 
 
