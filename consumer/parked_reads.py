@@ -127,9 +127,11 @@ class SourceDelivery:
         """Give a message back for the program. Raises InvalidRequestError if a handler has it."""
         return self.client.nack(message, after_s)
 
-    def report_hang(self, message: Message, failure: Any, running_ms: int) -> None:
-        """Report a hanging message to the broker."""
-        self.client.report_hang(message, failure, running_ms)
+    def report_hang(
+        self, message: Message, failure: Any, running_ms: int, *, is_failed_try: bool = False
+    ) -> None:
+        """Report a hanging message to the broker, and whether that is a failed try."""
+        self.client.report_hang(message, failure, running_ms, is_failed_try=is_failed_try)
 
 
 class ParkedReads:

@@ -928,9 +928,13 @@ class SessionShell:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def report_hang(self, message: Message, failure: Failure, running_ms: int) -> None:
-        """Report to the broker that a message hangs in its handler."""
-        self.feed(MessageHangs(message, failure, running_ms))
+    def report_hang(
+        self, message: Message, failure: Failure, running_ms: int, *, is_failed_try: bool = False
+    ) -> None:
+        """Report to the broker that a message hangs in its handler, and whether that is a failed
+        try.
+        """
+        self.feed(MessageHangs(message, failure, running_ms, is_failed_try))
 
     # ── state, for the consumer ───────────────────────────────────────────────────────────────────
     @property

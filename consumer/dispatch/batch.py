@@ -43,6 +43,11 @@ class BatchJobs:
         """How many batches were handed out and have no worker."""
         return len(self._given)
 
+    @property
+    def given_by(self) -> set[OfferingShell]:
+        """The partitions that have handed out what has no worker."""
+        return {shell for shell, _ in self._given}
+
     def accept(self, shell: OfferingShell, messages: list[Message]) -> None:
         """Accept a batch, and wake a worker for it."""
         self._accept(shell, messages)
@@ -122,7 +127,7 @@ class BatchJobs:
     def _may_go_on(self, shell: OfferingShell) -> bool:
         """Return True if a worker may take the next batch of the partition of its last one."""
         offers = self._offers
-        if self._given or offers.limited or not offers.ready.keys() <= {shell}:
+        if self._given or offers.limited or offers.are_over or not offers.ready.keys() <= {shell}:
             return False
         return bool(offers.room_for_retries(shell))
 

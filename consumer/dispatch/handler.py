@@ -68,6 +68,11 @@ class MessageJobs:
         """How many messages were handed out and have no worker."""
         return len(self._given)
 
+    @property
+    def given_by(self) -> set[OfferingShell]:
+        """The partitions that have handed out what has no worker."""
+        return {shell for shell, _ in self._given}
+
     def accept(self, shell: OfferingShell, messages: list[Message]) -> None:
         """Accept what a session has handed out, and wake a worker for each message."""
         self._accept(shell, messages)
@@ -219,6 +224,7 @@ class MessageJobs:
         for shell in unreported:
             handled, shell.handled = shell.handled, []
             may_take = takes and offers.ready.keys() <= {shell} and not offers.limited
+            may_take = may_take and not offers.are_over
             wanted = max(0, self._bundle_size - len(self._given)) if may_take else 0
             messages = shell.ask(MessagesHandled(handled, wanted))
             if messages:

@@ -71,6 +71,8 @@ class PartitionOffers:
         for each ack, and those of shared groups, where another consumer may be free.
         """
         self.retry_share = RetryShare(concurrency)
+        self.are_over = False
+        """True once no handler may begin any more."""
         self._boot_ms = boot_ms
         self._wake = wake
         self._count_free = count_free
@@ -84,6 +86,8 @@ class PartitionOffers:
 
     def add(self, shell: OfferingShell) -> None:
         """Note that a worker that asks this partition may get something."""
+        if self.are_over:
+            return
         self._without_worker.pop(shell, None)  # an ack may have freed one
         if self._held.get(shell) and _has_first_tries(shell):
             del self._held[shell]
@@ -189,6 +193,13 @@ class PartitionOffers:
         self._without_worker.clear()
         for shell in held:
             self.add(shell)
+
+    def end(self) -> None:
+        """Offer nothing any more: no handler may begin."""
+        self.are_over = True
+        self.close()
+        for partitions in (self.ready, self._held, self._without_worker):
+            partitions.clear()
 
     def close(self) -> None:
         """Stop the timer."""

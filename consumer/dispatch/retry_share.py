@@ -48,7 +48,7 @@ class RetryShare:
         if first_attempts_wait:
             next_ms = max(next_ms, self._reserved_until_ms - BURST_MS)
         if self._count_active(now_ms) >= self._limit(first_attempts_wait):
-            started = [ms for ms in self._started_ms.values() if ms > now_ms - LONG_MS]
+            started = [ms for ms in self._started_ms.values() if ms > max(0, now_ms - LONG_MS)]
             if not started:
                 return None
             next_ms = max(next_ms, min(started) + LONG_MS)

@@ -88,6 +88,11 @@ class WorkerJobs(Protocol):
         """How many messages or batches were handed out and have no worker."""
         ...
 
+    @property
+    def given_by(self) -> set[OfferingShell]:
+        """The partitions that have handed out what has no worker."""
+        ...
+
     def accept(self, shell: OfferingShell, messages: list[Message]) -> None:
         """Accept what a session has handed out, and wake workers for it."""
         ...
@@ -200,6 +205,8 @@ class WorkerPool:
     def hand_out(self, shell: OfferingShell, messages: list[Message]) -> None:
         """Accept messages that no worker has asked for."""
         self._jobs.accept(shell, messages)
+        if self.offers.are_over:
+            self._return_unbegun(shell)
 
     def offer(self, shell: OfferingShell) -> None:
         """Note that a worker that asks this partition may get something."""
@@ -222,8 +229,7 @@ class WorkerPool:
         """
         self.offers.remove(shell)
         running = {id(worker.message) for worker in self.workers if worker.message is not None}
-        if shell.state.settings.ack is not AckMode.BEFORE:  # others are acked: nobody gets them
-            self._jobs.give_back_given(shell)
+        self._return_unbegun(shell)
         lines = self.failures.lines.record_all_given_up(
             lambda each: (
                 each.delivery is not None
@@ -264,6 +270,7 @@ class WorkerPool:
                 self._loop.call_later(CANCELLED_WAIT_S, self._on_cancelled)
             raise
         except BaseException as error:
+            self._begin_no_more()
             try:
                 self._record_crash(worker, error)
             finally:
@@ -371,6 +378,19 @@ class WorkerPool:
         if worker.message is not None and not isinstance(error, Exception) and not is_signal(error):
             self._jobs.fail(worker, error)
 
+    def _begin_no_more(self) -> None:
+        """Let no handler begin, because the consumer ends: the next owners get the messages."""
+        self.offers.end()
+        for shell in self._jobs.given_by:
+            self._return_unbegun(shell)
+
+    def _return_unbegun(self, shell: OfferingShell) -> None:
+        """Return what a partition has handed out and no worker has, unless it is acked already:
+        nobody else would get it.
+        """
+        if shell.state.settings.ack is not AckMode.BEFORE:
+            self._jobs.give_back_given(shell)
+
     def _on_cancelled(self) -> None:
         if not self._closed:
             self._on_crash(UsageError(Reason.WORKER_CANCELLED))
@@ -433,7 +453,9 @@ class WorkerPool:
             worker.cancel_handler()
         else:
             failure = self.failures.records.build_failure(self._timeout_error(), message.attempt)
-            message.delivery.report_hang(message, failure, self._timeout_ms)  # type: ignore[union-attr]
+            message.delivery.report_hang(  # type: ignore[union-attr]
+                message, failure, self._timeout_ms, is_failed_try=True
+            )
             log.warning(
                 "%s has been in a thread for longer than handler_timeout_ms (%d ms); a thread "
                 "cannot be cancelled, so its key and its thread wait until the handler returns",

@@ -256,6 +256,10 @@ class MessageHangs(Struct, frozen=True, gc=False):
     failure: Failure
     """What operators read: that it has not returned, and after how many failed tries."""
     running_ms: int
+    is_failed_try: bool = False
+    """True once it has been in a thread, which cannot be cancelled, for longer than a handler
+    may.
+    """
 
 
 class MessagesReturned(Struct, frozen=True, gc=False):

@@ -158,7 +158,6 @@ def on_failed(session: PartitionSession, event: MessageFailed, now_ms: int) -> N
     elif is_own(session, message):
         later = session.lanes.take_back(message) if session.lanes.together else []
         for each in later:
-            each.attempt += 1
             session.acks.failing.forget((each.partition_id, each.offset))
         _fail(session, event, tuple(later), now_ms)
     else:
@@ -199,6 +198,8 @@ def _fail(
         )
         session.output.notes.append(FailureOutcome(message, treatment, pause, later))
         return
+    for each in later:
+        each.attempt += 1
     record_try(session, message, event.failure)
     make_ack_due(session, now_ms)
     _wait(session, event, now_ms, later)
@@ -277,8 +278,24 @@ def on_hanging(session: PartitionSession, event: MessageHangs, now_ms: int) -> N
     is_new = acks.failing.record(
         message, event.failure, is_own=is_own(session, message), running_ms=event.running_ms
     )
-    if is_new:
+    if event.is_failed_try:
+        _count_try(session, message)
+    if is_new or event.is_failed_try:
         make_ack_due(session, now_ms)
+
+
+def _count_try(session: PartitionSession, message: Message) -> None:
+    """Have the next ack request report a failed try of a message whose handler goes on, and of all
+    messages of its batch.
+    """
+    if session.settings.ack is AckMode.BEFORE or not is_own(session, message):
+        return
+    batches = session.lanes.batches
+    batch = None
+    if batches is not None:
+        batch = batches.in_hand.get((message.partition_id, message.offset))
+    for each in (message,) if batch is None else batch.messages:
+        session.acks.tries[each.offset] = each.attempt
 
 
 def on_returned(session: PartitionSession, event: MessagesReturned, now_ms: int) -> None:

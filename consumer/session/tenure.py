@@ -70,7 +70,9 @@ class Tenure:
         self.fence: int | None = None
         """The higher token that the broker has seen, 0 if it is unknown; None: not fenced."""
         self.cancel_ms = NEVER
-        """When running handlers are cancelled."""
+        """When running handlers are cancelled, or before, at the end of the lease; NEVER: they are
+        not, or have been.
+        """
         self.flush_until_ms = NEVER
         """When the session ends, whatever is not flushed."""
 
@@ -78,6 +80,11 @@ class Tenure:
     def is_live(self) -> bool:
         """True while the session is not being handed over."""
         return self.phase is SessionPhase.SERVING or self.phase is SessionPhase.ACQUIRING
+
+    @property
+    def cancel_due_ms(self) -> int:
+        """When running handlers are cancelled, as long as the lease is not renewed."""
+        return NEVER if self.cancel_ms == NEVER else min(self.cancel_ms, self.until_ms)
 
     def may_hand_out(self, now_ms: int) -> bool:
         """Return True if a handler may start."""

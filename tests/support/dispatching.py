@@ -29,6 +29,7 @@ from keylane.consumer.session.events import (
     RunEnded,
     Stopped,
     Tick,
+    TurnTaken,
     WindowRead,
     WorkersFree,
 )
@@ -39,6 +40,7 @@ from keylane.consumer.session.ready import (
     ReadWindow,
     Request,
     SendChanges,
+    TakeTurn,
 )
 from keylane.consumer.session.state import PartitionSession
 from keylane.consumer.session.step import step
@@ -111,6 +113,7 @@ class SteppedShell:
         pool: the workers.
         answers_acks: False: an ack has no answer until `answer_acks`.
         attempts: the failed tries under earlier owners, as (offset, tries).
+        suspects_upto: the offset below which messages are suspects.
     """
 
     is_apart = is_loose = False
@@ -124,6 +127,7 @@ class SteppedShell:
         clock: Clock | None = None,
         answers_acks: bool = True,
         attempts: tuple[tuple[int, int], ...] = (),
+        suspects_upto: int = 0,
     ) -> None:
         self.partition_id = self.leased_id = partition_id
         self.group = GROUP
@@ -138,6 +142,10 @@ class SteppedShell:
         """How, the offset that failed, those behind it, and why."""
         self.hanging: list[tuple[int, str, int, int]] = []
         """(offset, what, failed tries, milliseconds), as told."""
+        self.failed: dict[int, int] = {}
+        """The failed tries that the broker has recorded, by offset."""
+        self.named: list[str] = []
+        """The kinds of failures that acks have named."""
         self.notes: list[Note] = []
         self._redriven: list[Message] = []
         """What an operator has redriven, and was not read yet."""
@@ -146,6 +154,7 @@ class SteppedShell:
         if self.is_shared:
             pool.on_idle = self._on_idle
         self._attempts = attempts
+        self._suspects_upto = suspects_upto
         self._answers_acks = answers_acks
         self._unanswered: list[Ack] = []
         self._boot_ms = (clock or SystemClock()).boot_ms
@@ -240,14 +249,17 @@ class SteppedShell:
     async def wait_quiet(self) -> None:
         await self._quiet.wait()
 
-    def report_hang(self, message: Message, why: Failure, running_ms: int) -> None:
+    def report_hang(
+        self, message: Message, why: Failure, running_ms: int, *, is_failed_try: bool = False
+    ) -> None:
         self.hanging.append((message.offset, why.text, why.attempts, running_ms))
-        self.feed(MessageHangs(message, why, running_ms))
+        self.feed(MessageHangs(message, why, running_ms, is_failed_try))
 
     # ── as the broker ─────────────────────────────────────────────────────────────────────────────
     def _answer(self, request: Request) -> None:
         if isinstance(request, Acquire | AcquireShared):
-            self.feed(Acquired(0, (), 0, False, self._attempts))
+            upto = self._suspects_upto
+            self.feed(Acquired(0, (), upto, False, self._attempts, suspects_upto=upto))
         elif isinstance(request, Ack):
             self._unanswered.append(request)
             if self._answers_acks:
@@ -271,6 +283,8 @@ class SteppedShell:
             self.feed(WindowRead(request.number, messages))
         elif isinstance(request, Release):
             self.feed(Released())
+        elif isinstance(request, TakeTurn):
+            self.feed(TurnTaken())
 
     def _answer_pull(self) -> None:
         if self._is_pulling and self._arrived:
@@ -297,6 +311,9 @@ class SteppedShell:
         """Answer the acks that wait for it."""
         answered, self._unanswered = self._unanswered, []
         for ack in answered:
+            self.failed.update(ack.failed)
+            if ack.failing is not None:
+                self.named.append(ack.failing.kind)
             for start, end in ack.ranges:
                 self.acked.add(start, end)
             self.feed(Acked(self.acked.cursor))
@@ -407,6 +424,8 @@ class WorkerStory:
             self.pool, self.settings, clock=clock, answers_acks=answers_acks, attempts=attempts
         )
 
-    def other_partition(self, partition_id: int = 2) -> SteppedShell:
+    def other_partition(self, partition_id: int = 2, **given: Any) -> SteppedShell:
         """Another partition of the consumer."""
-        return SteppedShell(self.pool, self.settings, partition_id=partition_id, clock=self._clock)
+        return SteppedShell(
+            self.pool, self.settings, partition_id=partition_id, clock=self._clock, **given
+        )

@@ -199,3 +199,21 @@ async def test_message_behind_a_batch_that_does_not_unpack_is_not_handed_out():
                 await loop.next()
         assert shell.outstanding == 6
         await loop.close()
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+async def test_batch_stays_for_who_asks_next_when_a_wait_is_cancelled(turns: int):
+    """A time-out around the next batch loses none, whenever it ends."""
+    loop = loop_dispatch(SystemClock())
+    loop.claim_columns()
+    async with opened(RowBroker(1), ColumnOwner(), SETTINGS, dispatch=loop) as shell:
+        await pulled(shell)
+        asking = asyncio.create_task(loop.take_arrow())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        batch = await asyncio.wait_for(loop.take_arrow(), 30)
+        assert (batch.start_offset, batch.next_offset) == (0, 3)
+        await loop.close()

@@ -390,9 +390,10 @@ async def test_message_that_fails_alone_is_parked_with_those_behind_it(tries_max
     await story.pool.close()
 
 
-async def test_message_that_fails_alone_is_buried():
-    """As a dead letter: later messages of its key are handled."""
-    story = WorkerStory(refuse(1), on_failure="dead", tries_max=3)
+@pytest.mark.parametrize(("policy", "strategy"), [("dead", "exclusive"), ("park", "shared")])
+async def test_message_that_fails_alone_is_buried(policy: str, strategy: str):
+    """As a dead letter, or in a shared group: later messages of its key are handled."""
+    story = WorkerStory(refuse(1), on_failure=policy, tries_max=3, consume_strategy=strategy)
     shell = story.shell
     shell.give(b"a", b"a", b"a", b"b")
     await eventually(lambda: shell.set_aside and len(shell.ended) == 3)
@@ -562,6 +563,7 @@ def test_batch_that_times_out_in_a_thread_is_told_and_not_cancelled(
     with caplog.at_level(logging.WARNING, "keylane.consumer"):
         story = in_virtual_time(play(), loop)
     assert [told[0] for told in story.shell.hanging] == [0]
+    assert story.shell.failed == {0: 1, 1: 1}
     assert "s partition 1 offset 0" in caplog.messages[0]
     assert "has been in a thread for longer than handler_timeout_ms (1000 ms)" in caplog.messages[0]
     assert story.shell.ended == [0, 1]

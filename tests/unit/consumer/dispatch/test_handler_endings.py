@@ -221,16 +221,79 @@ async def test_handler_that_ends_the_program_ends_the_consumer_first(kind: type[
     """The consumer hands over while the event loop is still running."""
     crashed: list[BaseException] = []
     client = Client()
+    gate = asyncio.Event()
+    begun: list[int] = []
 
     async def handle(message: Message) -> None:
-        if message.key == b"last" and not crashed:
+        begun.append(message.offset)
+        await gate.wait()
+        if message.key == b"last":
             raise kind
+        await asyncio.sleep(0.01)
 
     workers = workers_of(handle, crashed=crashed, concurrency=2)
-    client.give(workers, b"last", b"a", b"b")
-    await eventually(lambda: crashed and {1, 2} <= {*client.handled})
+    client.give(workers, b"a", b"last", b"b", b"last")
+    await eventually(lambda: len(begun) == 2)
+    gate.set()
+    await eventually(lambda: crashed)
     assert isinstance(crashed[0], kind)
+    assert client.handled == []
+    await eventually(lambda: client.handled == [0])
     await asyncio.wait_for(client.hand_over(), 30)
+    assert client.held == 0
+    await workers.close()
+    assert len(crashed) == 1
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, Crash])
+@pytest.mark.parametrize("count", [1, 3])
+async def test_no_handler_begins_when_one_has_ended_the_program(
+    kind: type[BaseException], batched: bool, count: int
+):
+    """Not even with the same message, or with messages of another partition."""
+    crashed: list[BaseException] = []
+    client, other = Client(), Client(2)
+    begun: list[tuple[int, int]] = []
+
+    async def handle(message: Message) -> None:
+        begun.append((message.partition_id, message.offset))
+        raise kind
+
+    async def handle_all(messages: list[Message]) -> None:
+        await handle(messages[0])
+
+    handler: Any = handle_all if batched else handle
+    workers = workers_of(handler, batched=batched, crashed=crashed, concurrency=count)
+    client.give(workers, b"a", b"a", b"b", b"")
+    await eventually(lambda: crashed)
+    other.give(workers, b"c")
+    await asyncio.sleep(0.05)
+    assert begun == [(1, 0)]
+    assert client.held == 4
+    for each in (client, other):
+        await asyncio.wait_for(each.hand_over(), 30)
+        assert (each.held, each.handled) == (0, [])
+    await workers.close()
+    assert len(crashed) == 1
+
+
+async def test_messages_that_are_acked_begin_when_a_handler_has_ended_the_program():
+    """With the ack before the handler nobody else would get them."""
+    crashed: list[BaseException] = []
+    client = Client()
+    begun: list[int] = []
+
+    async def handle(message: Message) -> None:
+        begun.append(message.offset)
+        if not message.offset:
+            raise Crash
+
+    workers = workers_of(handle, crashed=crashed, concurrency=2, ack="before")
+    client.give(workers, b"a", b"b", b"c")
+    await eventually(lambda: crashed and begun == [*range(client.shell.acked.cursor)])
+    await asyncio.wait_for(client.hand_over(), 30)
+    assert client.shell.acked.cursor == len(begun) == 2
     await workers.close()
 
 

@@ -121,6 +121,8 @@ def test_getmany_that_is_acked_as_a_whole_stays_a_run():
         assert values(messages) == list(range(50))
         await consumer.ack(messages)
         assert kinds == [WorkWanted, RunEnded]
+        await consumer.ack(messages)
+        assert kinds == [WorkWanted, RunEnded], "a second ack does nothing"
 
     consume(body, *[b"a"] * 50)
 

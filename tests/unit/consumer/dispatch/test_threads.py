@@ -64,8 +64,10 @@ async def test_try_counts_as_failed_when_a_thread_takes_too_long(
     )
     with caplog.at_level(logging.WARNING, logger="keylane.consumer"):
         client.give(workers, b"a", b"a")
-        await eventually(lambda: client.hanging)
+        await eventually(lambda: client.shell.failed)
         await asyncio.sleep(0.2)
+    assert client.shell.failed == {0: 1}
+    assert set(client.shell.named) == {"HandlerTimeoutError"}
     told = [(what, attempts) for _, what, attempts, _ in client.hanging]
     assert told == [("the handler did not return within 50 ms", 1)]
     assert [record.getMessage() for record in caplog.records if "50 ms" in record.getMessage()]
@@ -136,7 +138,8 @@ async def test_error_that_ends_the_program_ends_the_consumer_from_a_thread(
     client.give(workers, b"a")
     await eventually(lambda: crashed)
     assert type(crashed[0]) is kind
-    assert client.handled == []
+    await asyncio.wait_for(client.hand_over(), 30)
+    assert (client.held, client.handled) == (0, [])
     await workers.close()
     threads.stop()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import groupby
 
 import pytest
 
@@ -12,6 +13,7 @@ from keylane.consumer.session.events import LeaseGranted
 from keylane.protocol.message import Message
 from sim.machines.clock import ManualClock
 from support.cluster import eventually
+from support.dispatching import WorkerStory
 from support.handling import Client, workers_of
 
 
@@ -69,7 +71,7 @@ async def test_failed_message_blocks_its_key_and_those_before_it_are_told():
     await eventually(lambda: client.held + other.held == 0)
     assert sorted(client.handled) == [0, 1, 2, 3]
     assert client.handled.index(1) < client.handled.index(2)
-    assert sorted(other.handled) == [0, 1]
+    assert other.handled == [0, 1]
     await workers.close()
 
 
@@ -268,3 +270,54 @@ async def test_lone_message_is_waited_for_when_its_partition_is_handed_over():
     await ending
     assert client.handled == [0]
     await workers.close()
+
+
+async def test_suspect_begins_before_what_has_arrived_of_other_partitions():
+    """All other suspects wait for it, and thousands of messages of other partitions may."""
+    begun: list[int] = []
+
+    async def handle(message: Message) -> None:
+        begun.append(message.partition_id)
+        await asyncio.sleep(0.001)
+
+    story = WorkerStory(handle, batched=False, concurrency=1)
+    story.shell.give(*[b""] * 5_000)
+    await eventually(lambda: begun)
+    other = story.other_partition(suspects_upto=2)
+    other.give(b"a", b"b")
+    await eventually(lambda: other.ended == [0, 1])
+    assert begun.count(2) == 2
+    assert begun[:100].count(2) == 2
+    await story.pool.close()
+
+
+async def test_partitions_take_turns_when_messages_of_several_wait():
+    """Otherwise the last one would wait for everything that was pulled from the others."""
+    begun: list[int] = []
+    story = WorkerStory(lambda message: begun.append(message.partition_id), batched=False)
+    others = [story.other_partition(number) for number in (2, 3)]
+    await asyncio.sleep(0)
+    for shell in (story.shell, *others):
+        shell.give(*[b""] * 2_000)
+    await eventually(lambda: len(begun) == 6_000)
+    first_turns = [partition for partition, _ in groupby(begun)][:6]
+    assert first_turns[:3] == first_turns[3:]
+    assert sorted(first_turns[:3]) == [1, 2, 3]
+    await story.pool.close()
+
+
+async def test_single_messages_that_have_arrived_of_a_partition_are_handled_in_one_turn():
+    begun: list[tuple[int, int]] = []
+
+    async def handle(message: Message) -> None:
+        begun.append((message.partition_id, message.offset))
+
+    story = WorkerStory(handle, batched=False, concurrency=1)
+    other = story.other_partition()
+    await asyncio.sleep(0)
+    story.shell.give(b"a")
+    other.give(b"b")
+    story.shell.give(b"c")
+    await eventually(lambda: len(begun) == 3)
+    assert begun == [(1, 0), (1, 1), (2, 0)]
+    await story.pool.close()

@@ -1,5 +1,7 @@
 """Batches of a session: the promises of docs/CONSUMING.md about `batch_handler`, each as a story."""
 
+import gc
+import inspect
 import random
 
 import pytest
@@ -33,7 +35,7 @@ from keylane.consumer.session.state import PartitionSession
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import UnreachableError
-from keylane.protocol.frames import Ack, Acquired, Pull, Release
+from keylane.protocol.frames import Ack, Acquired, ParkedChanged, Pull, Release
 from keylane.protocol.message import Message
 from keylane.protocol.parked import Park, ParkedKeyRow, ParkState, Unpark, hanging_failure
 from support.session.partition_model import BatchModel
@@ -173,6 +175,86 @@ def test_later_messages_have_a_wait_of_their_own():
     assert fill.is_over
 
 
+def test_rest_of_a_full_batch_waits_no_longer_than_others():
+    """Its wait began when it came; what comes after that has a wait of its own."""
+    steps = BatchSteps(*[NONE] * 8, max_records=3, max_wait_ms=200)
+    steps.pull(4)
+    assert offsets_of(steps.take()) == [0, 1, 2]
+    assert steps.take() == []
+    steps.step(Tick(), after_ms=150)
+    steps.pull(1)
+    steps.step(Tick(), after_ms=50)
+    assert offsets_of(steps.take()) == [3, 4], "what has come meanwhile goes with it"
+    steps.pull(1)
+    steps.step(Tick(), after_ms=199)
+    assert steps.take() == []
+    steps.step(Tick(), after_ms=1)
+    assert offsets_of(steps.take()) == [5]
+
+
+def test_stored_batch_is_opened_when_less_than_a_batch_is_ready():
+    steps = BatchSteps(*[A, B, C] * 3, max_records=2)
+    stored = steps.pull(3, 3, 3)
+    first = steps.take()
+    assert [batch.opened for batch in stored] == [1, 0, 0]
+    assert (offsets_of(first), offsets_of(steps.take())) == ([0, 1], [2])
+    assert steps.take() == []
+    assert stored[2].opened == 0, "a batch of messages waits for their keys"
+    steps.step(Stopped(500))
+    assert steps.session.intake.held == 3, "what no worker has is forgotten"
+    steps.handled(first)
+    assert steps.take() == []
+
+
+def test_messages_of_a_freed_key_come_before_others_in_the_order_of_their_offsets():
+    """They are in no batch with later ones that were opened before them."""
+    acquired = Acquired(0, (), 4, False, (), 1)
+    steps = BatchSteps(C, A, C, B, acquired=acquired, on_failure="park")
+    steps.step(KeysListed(1, [ParkedKeyRow(C, ParkState.REDRIVING, 0)]))
+    steps.pull(3)
+    first = steps.take()
+    assert offsets_of(first) == [1], "the key is being freed"
+    steps.pull(1)
+    steps.step(ParkedChanged(1))
+    assert [offsets_of(batch) for batch in taken(steps)] == [[0, 2], [3]]
+
+
+def test_failed_batch_holds_back_no_other_key_however_many_messages_wait_for_it():
+    steps = BatchSteps(*[A] * 50, B, max_records=2, buffer_messages=100)
+    steps.pull(51)
+    failed = steps.take()
+    assert steps.take() == [], "a batch of messages waits for the running one"
+    steps.failed(failed)
+    good = steps.take()
+    assert offsets_of(good) == [50]
+    steps.handled(good)
+    again = steps.take(after_ms=PAUSE_MS)
+    assert steps.handled(again, wanted=1) == [2, 3]
+
+
+def test_batch_is_gone_when_it_has_ended():
+    """Without the garbage collector, which would keep the messages of thousands of batches."""
+    steps = BatchSteps(A, B)
+    steps.pull(2)
+    steps.take()
+    [batch] = steps.session.lanes.batches.in_hand.values()
+    steps.handled(list(batch.messages))
+    holders = [each for each in gc.get_referrers(batch) if not inspect.isframe(each)]
+    assert holders == []
+
+
+def test_messages_that_wait_for_a_key_go_with_their_partition():
+    steps = BatchSteps(*[A] * 4, max_records=2)
+    steps.pull(4)
+    batch = steps.take()
+    assert steps.take() == []
+    steps.step(Stopped(500))
+    assert steps.session.intake.held == 2
+    steps.handled(batch)
+    assert steps.session.intake.held == 0
+    assert not steps.session.lanes.busy
+
+
 def test_messages_that_waited_for_a_key_wait_for_no_full_batch():
     steps = BatchSteps(*[A] * 5, max_wait_ms=200)
     steps.pull(5)
@@ -274,11 +356,13 @@ def test_batch_that_asks_for_another_try_sets_each_message_aside_for_retry():
     assert not steps.session.lanes.busy
 
 
-def test_messages_that_failed_often_under_earlier_owners_are_in_smaller_batches():
-    tries = tuple((offset, 2) for offset in range(40))
-    steps = BatchSteps(*[A] * 40, max_records=32, acquired=Acquired(0, (), 40, False, tries))
-    steps.pull(40)
-    assert offsets_of(steps.take()) == [0, 1], "a sixteenth"
+@pytest.mark.parametrize(("failed", "size"), [(1, 64), (2, 4), (3, 1)])
+def test_messages_that_failed_often_under_earlier_owners_are_in_smaller_batches(failed, size):
+    """Otherwise a batch that ends its consumer each time would always be handed out whole."""
+    tries = tuple((offset, failed) for offset in range(64))
+    steps = BatchSteps(*[A] * 64, max_records=64, acquired=Acquired(0, (), 64, False, tries))
+    steps.pull(64)
+    assert offsets_of(steps.take()) == list(range(size))
 
 
 def test_batch_whose_lease_ended_counts_its_try_for_the_next_owner():

@@ -177,6 +177,14 @@ def test_paused_partition_gives_nothing_even_what_was_given_back():
     assert columns.take() == (0, 2)
 
 
+def test_partition_whose_lease_has_lapsed_gives_nothing_and_forgets_its_rows():
+    columns = Columns()
+    columns.pull(3)
+    columns.now_ms = 600_000
+    assert columns.take() is None
+    assert columns.session.intake.held == 0
+
+
 def test_rest_of_a_part_goes_back_in_front_when_it_is_cut():
     columns = Columns()
     columns.pull(3, 3, 3)

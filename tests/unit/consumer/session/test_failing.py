@@ -143,6 +143,38 @@ def test_hang_of_a_message_that_has_ended_says_nothing():
     assert named(steps) is None
 
 
+def test_try_that_fails_while_its_handler_goes_on_is_counted_once():
+    """In a thread, which cannot be cancelled: the next owner counts on."""
+    steps = Steps(A)
+    steps.pull(1)
+    message = steps.step(WorkWanted(1)).hand_out[0]
+    steps.step(MessageHangs(message, hang(20_000, attempts=1), 10_000, is_failed_try=True))
+    steps.step(Tick(), after_ms=20)
+    [ack] = steps.requested(Ack)
+    assert ack.failed == ((0, 1),)
+    steps.ack()
+    fail(steps, 0)
+    steps.step(Tick(), after_ms=20)
+    assert steps.requested(Ack)[0].failed == ((0, 1),)
+
+
+def test_try_of_a_message_that_is_acked_before_is_not_counted_while_its_handler_goes_on():
+    steps = Steps(A, ack="before")
+    steps.pull(1)
+    steps.want()
+    [message] = steps.ack(1).hand_out
+    steps.step(MessageHangs(message, hang(20_000, attempts=1), 10_000, is_failed_try=True))
+    assert steps.requested(Ack)[0].failed == ()
+
+
+def test_try_of_a_redriven_message_is_not_counted_as_one_of_an_offset_of_this_partition():
+    steps = Steps(*[A] * 9)
+    redriven = redrive(steps, b"c", 7)
+    steps.step(MessageHangs(redriven, hang(20_000, attempts=1), 10_000, is_failed_try=True))
+    steps.step(Tick(), after_ms=20)
+    assert steps.requested(Ack)[0].failed == ()
+
+
 def test_message_acked_before_its_handler_is_named_while_it_hangs():
     steps = Steps(A, ack="before")
     steps.pull(1)

@@ -69,3 +69,30 @@ def test_message_that_waits_alone_waits_at_least_what_was_asked_for():
     settings, rng = ConsumerSettings(retry_backoff=backoff), random.Random(1)
     assert aside_ms(settings, rng, attempt=1, asked_ms=5_000) == 5_000
     assert 50 <= aside_ms(settings, rng, attempt=1, asked_ms=None) <= 100
+
+
+def test_message_of_a_shared_group_under_retry_waits_in_place_at_least_what_was_asked_for():
+    """The pauses are those of retries; a message that asks gets no more tries than others."""
+    slow = Backoff(first_ms=5_000, max_ms=5_000)
+    settings = ConsumerSettings(
+        on_failure="retry", consume_strategy="shared", retry_tries_max=3, retry_backoff=slow
+    )
+    rng = random.Random(1)
+    assert 2_000 <= pause_ms(settings, rng, attempt=1, asked_ms=0) <= 8_000
+    assert 2_000 <= pause_ms(settings, rng, attempt=1, asked_ms=None) <= 8_000
+    assert pause_ms(settings, rng, attempt=1, asked_ms=60_000) == 60_000
+    for is_asked in (False, True):
+        fates = [
+            decide_treatment(settings, attempt=attempt, has_order=False, is_asked=is_asked)
+            for attempt in (1, 2, 3)
+        ]
+        assert fates == [Treatment.AGAIN, Treatment.AGAIN, Treatment.DEAD]
+
+
+def test_pauses_and_tries_of_a_shared_group_are_those_of_its_policy():
+    retry = ConsumerSettings(on_failure="retry", consume_strategy="shared")
+    assert retry.try_backoff == retry.retry_backoff
+    assert retry.last_try == retry.retry_tries_max
+    dead = ConsumerSettings(on_failure="dead", consume_strategy="shared")
+    assert dead.try_backoff == dead.handler_backoff
+    assert dead.last_try == dead.tries_max

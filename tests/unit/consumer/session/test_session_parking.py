@@ -3,12 +3,16 @@
 from keylane.consumer.session.events import (
     CallFailed,
     KeysListed,
+    MessageFailed,
+    MessagesHandled,
     OperatorChanged,
+    SettingsStored,
     Tick,
     WindowRead,
     WorkWanted,
 )
 from keylane.consumer.session.ready import ReadWindow, SendChanges
+from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import InvalidRequestError, OverloadedError, Reason
 from keylane.protocol.frames import Acquired, ListParked, ParkedChanged
@@ -82,6 +86,21 @@ def test_dead_letter_lets_its_key_continue():
     assert offsets_of(steps.ready.hand_out) == [1]
 
 
+def test_policy_that_is_stored_while_a_message_waits_counts_from_its_next_failure():
+    steps = Steps(A)
+    steps.pull(1)
+    for policy in ("block", "park", "block"):
+        steps.step(SettingsStored(ConsumerSettings(on_failure=policy, tries_max=4)))
+        assert steps.want() == [0]
+        steps.fail(0, asked_ms=0)
+        assert changes_of(steps) == []
+        steps.now_ms += 1_000
+    assert steps.want() == [0]
+    steps.step(SettingsStored(ConsumerSettings(on_failure="park", tries_max=4)))
+    steps.fail(0)
+    assert changes_of(steps) == [Park(A, ((0, 1),), FAILURE)]
+
+
 def test_message_is_retried_alone_when_its_pause_is_over():
     backoff = Backoff(first_ms=1_000, max_ms=1_000)
     steps = Steps(A, A, on_failure="retry", retry_backoff=backoff)
@@ -148,6 +167,26 @@ def test_redriven_key_whose_message_fails_is_parked_again():
     steps.step(ParkedChanged(1))
     assert steps.want() == []
     assert not steps.session.redrives
+
+
+def test_redriven_dead_letter_that_fails_is_set_aside_alone():
+    """Neither the dead letter after it nor a message that was pulled goes with it."""
+    steps = Steps(A, B, **PARKS)
+    steps.pull(2)
+    steps.step(OperatorChanged(1))
+    steps.step(KeysListed(1, [ParkedKeyRow(0, ParkState.REDRIVING, 2)]))
+    [window] = steps.requested(ReadWindow)
+    dead = [message(A, offset, source=4) for offset in (7, 8)]
+    steps.step(WindowRead(window.number, dead))
+    assert steps.step(WorkWanted(3)).hand_out[0] is dead[0]
+    steps.step(MessageFailed(dead[0], FAILURE))
+    [change] = changes_of(steps)
+    assert (type(change), change.ranges) == (Shift, ((7, 8),))
+    steps.step(ParkedChanged(1))
+    assert steps.step(WorkWanted(3)).hand_out == [dead[1]]
+    steps.step(MessagesHandled([dead[1]]))
+    assert changes_of(steps) == [Unpark(0, 4, ((8, 9),))]
+    assert steps.want(3) == [0]
 
 
 def test_key_is_not_redriven_again_before_its_failure_is_stored():

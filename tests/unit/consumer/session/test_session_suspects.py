@@ -1,6 +1,6 @@
 """Messages that may have ended their process: what docs/PARKING.md promises."""
 
-from keylane.consumer.session.events import Stopped, Tick, TurnTaken
+from keylane.consumer.session.events import Paused, Stopped, Tick, TurnTaken
 from keylane.consumer.session.ready import LeaveTurn, NoteKind, SendChanges, TakeTurn
 from keylane.protocol.frames import Ack, Acquired
 from keylane.protocol.parked import Park
@@ -33,6 +33,16 @@ def test_suspect_is_handed_out_when_its_begin_is_stored():
     [ack] = steps.requested(Ack)
     assert ack.begun == ((0, 2),)
     assert offsets_of(steps.ack().hand_out) == [0]
+
+
+def test_suspect_waits_while_its_partition_is_paused():
+    steps = suspected(A, upto=1)
+    steps.want()
+    steps.step(TurnTaken())
+    steps.step(Paused(True))
+    assert steps.ack().hand_out == []
+    assert steps.want() == []
+    assert offsets_of(steps.step(Paused(False)).hand_out) == [0]
 
 
 def test_next_suspect_begins_when_the_ack_of_the_last_one_is_stored():

@@ -156,6 +156,20 @@ def test_ack_before_hands_a_message_out_when_its_ack_is_stored():
     assert offsets_of(steps.ack(1).hand_out) == [0]
 
 
+def test_message_is_not_handed_out_when_its_ack_before_it_is_refused():
+    """Another consumer has the partition, and so the message, or its ack was stored: it counts as
+    lost.
+    """
+    steps = Steps(A, A, ack="before")
+    steps.pull(2)
+    steps.want()
+    [ack] = steps.requested(Ack)
+    assert not steps.step(CallFailed(ack, FencedError(token=5, current_token=9))).hand_out
+    assert [note.kind for note in steps.ready.notes] == [NoteKind.FENCED, NoteKind.LOST]
+    assert steps.session.has_ended
+    assert steps.want() == []
+
+
 def test_message_acked_before_is_lost_when_its_handler_fails():
     steps = Steps(A, A, ack="before")
     steps.pull(2)
@@ -219,6 +233,31 @@ def test_handlers_are_cancelled_when_the_hand_over_takes_too_long():
     steps.step(MessagesReturned([message]))
     assert steps.requested(Release)
     assert not steps.requested(Ack)
+
+
+def test_handlers_are_not_cancelled_before_their_time_while_the_lease_is_renewed():
+    """They have all of it, not what was left of the lease when the hand-over began."""
+    steps = Steps(A)
+    steps.pull(1)
+    steps.want()
+    steps.step(Stopped(2 * LEASE_MS))
+    assert steps.ready.wait_until_ms == steps.now_ms + LEASE_MS
+    steps.step(LeaseGranted(steps.now_ms + 4 * LEASE_MS), after_ms=LEASE_MS - 1)
+    steps.step(Tick(), after_ms=LEASE_MS)
+    assert not steps.requested(CancelHandlers)
+    steps.step(Tick(), after_ms=1)
+    assert steps.requested(CancelHandlers)
+
+
+def test_handlers_are_cancelled_once_at_the_end_of_a_lease_that_is_not_renewed():
+    steps = Steps(A)
+    steps.pull(1)
+    steps.want()
+    steps.step(Stopped(2 * LEASE_MS))
+    steps.step(Tick(), after_ms=LEASE_MS)
+    assert steps.requested(CancelHandlers)
+    steps.step(Tick(), after_ms=2 * LEASE_MS)
+    assert not steps.requested(CancelHandlers)
 
 
 def test_handler_does_not_begin_at_the_end_of_the_lease():
@@ -300,6 +339,20 @@ def test_range_limit_halves_the_request_and_stops_pulls():
     steps.ack(0)
     steps.ack(0)
     assert steps.requested(Pull)
+
+
+def test_messages_without_a_key_wait_for_refused_acks_and_keys_go_on():
+    steps = Steps(NONE, NONE, NONE, A, NONE, ack="each")
+    steps.pull(5)
+    steps.want()
+    steps.handle(0)
+    [ack] = steps.requested(Ack)
+    steps.step(CallFailed(ack, OverloadedError("more acked ranges above the cursor")))
+    assert steps.want(5) == [3]
+    assert steps.want(5) == []
+    steps.step(Tick(), after_ms=2_000)
+    steps.ack(1)
+    assert steps.want(5) == [1, 2, 4]
 
 
 def test_sealed_partition_is_drained_when_all_is_acked():

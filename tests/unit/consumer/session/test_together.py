@@ -1,11 +1,27 @@
 """Programs that take several messages of a key at once, step by step."""
 
-from keylane.consumer.session.events import MessagesReturned, RunSpread, Tick, WorkWanted
+import pytest
+
+from keylane.consumer.session.events import (
+    FlightsPulled,
+    KeysListed,
+    MessageFailed,
+    MessagesHandled,
+    MessagesReturned,
+    OperatorChanged,
+    Paused,
+    RunSpread,
+    Tick,
+    WindowRead,
+    WorkWanted,
+)
 from keylane.consumer.session.failure import Treatment
-from keylane.consumer.session.ready import FailureOutcome, SendChanges
-from keylane.protocol.frames import Ack
-from support.session.partition_model import PARTITION_ID
-from support.session.steps import Steps, offsets_of
+from keylane.consumer.session.ready import FailureOutcome, ReadWindow, SendChanges
+from keylane.protocol.frames import Ack, ParkedChanged
+from keylane.protocol.message import Message
+from keylane.protocol.parked import ParkedKeyRow, ParkState
+from support.session.partition_model import PARTITION_ID, BatchModel
+from support.session.steps import FAILURE, LEASE, Steps, offsets_of
 
 A, B, NONE = b"a", b"b", b""
 
@@ -104,6 +120,110 @@ def test_later_messages_follow_a_dead_letter_again():
     steps.fail(0)
     assert offsets_of(outcome_of(steps).returned) == [1]
     assert take_together(steps, 2) == [1]
+    assert steps.ready.hand_out[0].attempt == 1, "no try of it has failed"
+
+
+def test_paused_messages_are_parked_behind_one_that_fails():
+    steps = Steps(A, B, A, on_failure="park", tries_max=1)
+    steps.pull(2)
+    assert take_together(steps, 1) == [0]
+    steps.step(Paused(True))
+    steps.pull(1)
+    steps.fail(0)
+    steps.step(ParkedChanged(1))
+    steps.step(Paused(False))
+    assert take_together(steps, 3) == [1]
+    [request] = steps.requested(SendChanges)
+    assert [(change.key, change.ranges) for change in request.changes] == [(A, ((2, 3),))]
+
+
+def test_messages_that_were_paused_come_in_the_order_of_their_key():
+    """One waits behind a message in hand, and a later one arrives during the pause."""
+    steps = Steps(A, A, A)
+    steps.pull(2)
+    assert take_together(steps, 1) == [0]
+    assert steps.want(2) == []
+    steps.step(Paused(True))
+    steps.pull(1)
+    assert take_together(steps, 3) == []
+    steps.step(Paused(False))
+    assert take_together(steps, 3) == []
+    steps.handle(0)
+    assert steps.ready.has_more
+    assert take_together(steps, 1) == [1]
+    assert steps.handle(1, wanted=1) == [2]
+
+
+def test_message_that_was_paused_comes_at_once_when_its_key_became_free_meanwhile():
+    steps = Steps(A, A)
+    steps.pull(2)
+    assert take_together(steps, 1) == [0]
+    assert steps.want() == []
+    steps.step(Paused(True))
+    assert steps.handle(0, wanted=1) == []
+    steps.step(Paused(False))
+    assert steps.ready.has_more
+    assert take_together(steps, 2) == [1]
+
+
+def dead_letters(steps: Steps, *offsets: int) -> None:
+    """An operator redrives dead letters of the key that partition 4 stores."""
+    steps.step(OperatorChanged(1))
+    steps.step(KeysListed(1, [ParkedKeyRow(0, ParkState.REDRIVING, len(offsets))]))
+    [window] = steps.requested(ReadWindow)
+    messages = [Message("s", A, b"", offset, 4, LEASE[3]) for offset in offsets]
+    steps.step(WindowRead(window.number, messages))
+
+
+@pytest.mark.parametrize(("policy", "own"), [("block", [0, 1]), ("dead", [1]), ("park", [])])
+def test_dead_letters_that_wait_behind_a_message_given_back_come_in_their_order(policy, own):
+    """Their offsets are those of messages that are in hand; each comes once."""
+    steps = spread(A, A, on_failure=policy, tries_max=1)
+    dead_letters(steps, 0, 1)
+    assert take_together(steps, 4) == []
+    steps.fail(0, asked_ms=0)
+    came: list[tuple[int, int]] = []
+    while take_together(steps, 4):
+        taken = list(steps.ready.hand_out)
+        came += [(message.partition_id, message.offset) for message in taken]
+        steps.step(MessagesHandled(taken))
+    assert [offset for partition, offset in came if partition == PARTITION_ID] == own
+    assert [offset for partition, offset in came if partition == 4] == [0, 1]
+    assert steps.session.lanes.is_idle
+    assert steps.session.intake.held == 0
+
+
+def test_pause_of_a_message_is_its_own_when_another_partition_has_its_offset():
+    steps = Steps(A)
+    steps.pull(1)
+    dead_letters(steps, 0)
+    [own] = steps.step(WorkWanted(2, 2, together=True)).hand_out
+    assert own.partition_id == 4
+    steps.step(MessageFailed(own, FAILURE, 5_000))
+    assert take_together(steps, 2) == []
+    steps.now_ms += 5_000
+    [again] = steps.step(WorkWanted(2, 2, together=True)).hand_out
+    assert (again.partition_id, again.attempt) == (4, 2)
+    steps.step(MessagesHandled([again]))
+    assert take_together(steps, 2) == [0]
+    assert [(each.partition_id, each.attempt) for each in steps.ready.hand_out] == [
+        (PARTITION_ID, 1)
+    ]
+
+
+def test_messages_of_a_shared_group_stay_in_hand_when_one_beside_them_is_set_aside():
+    steps = Steps(A, A, on_failure="dead", tries_max=2, consume_strategy="shared")
+    arrived = FlightsPulled([BatchModel(steps.keys, 0, 2)], ((0, 2),), steps.now_ms, 0, 2)
+    steps.step(arrived)
+    assert take_together(steps, 2) == [0, 1]
+    steps.fail(1, asked_ms=0, holds_key=True)
+    assert take_together(steps, 2) == [1]
+    steps.session.lanes.in_hand[PARTITION_ID, 0].attempt = 2
+    steps.fail(0, asked_ms=0, holds_key=True)
+    assert outcome_of(steps).treatment is Treatment.DEAD
+    assert take_together(steps, 2) == []
+    steps.handle(1)
+    assert steps.session.intake.held == 0
 
 
 def test_returned_messages_come_first_and_count_no_try():
