@@ -474,7 +474,9 @@ class SessionShell:
             self._timer = None
         if until_ms >= NEVER or self.ended.is_set():
             return
-        wait_s, now_s = max(0, until_ms - self._boot_ms()) / 1000, self._loop.time()
+        # To the nanosecond, so that acks of all partitions leave in one turn of the event loop.
+        wait_s = max(0, until_ms * 1_000_000 - self._clock.boot_ns()) / 1e9
+        now_s = self._loop.time()
         # Renewals of all partitions on a machine share a wake-up of the processor.
         at_s = round_to_tick(wait_s, now_s) if wait_s >= ALIGNED_S_MIN else now_s + wait_s
         self._timer = self._loop.call_at(at_s, self._tick)

@@ -138,7 +138,7 @@ def _ack_left_out(session: PartitionSession, start: int, end: int, now_ms: int) 
     """Ack messages without a wanted tag."""
     for low, high in session.offsets.take(min(start, session.offsets.next_offset), end):
         session.acks.handled.add(low, high)
-        session.make_ack_due(now_ms + session.settings.ack_linger_ms)
+        session.let_acks_linger(now_ms)
 
 
 def on_flights_pulled(session: PartitionSession, event: FlightsPulled, now_ms: int) -> None:

@@ -69,5 +69,5 @@ def leave_out_superfluous(
             if message.offset not in wanted:
                 session.acks.handled.add(message.offset, message.offset + 1)
         session.intake.held -= len(messages) - len(kept)
-        session.make_ack_due(now_ms + session.settings.ack_linger_ms)
+        session.let_acks_linger(now_ms)
     return kept

@@ -350,7 +350,7 @@ def name_crash(session: PartitionSession, message: Message, crashes: int, now_ms
     """Name a message that has ended processes to operators until it is handled."""
     failure = crash_of(session, message, crashes, now_ms)
     session.acks.failing.record(message, failure, is_own=True)
-    session.make_ack_due(now_ms + session.settings.ack_linger_ms)
+    session.let_acks_linger(now_ms)
 
 
 def treat_crash(session: PartitionSession, message: Message) -> Treatment:

@@ -1,6 +1,8 @@
 """A partition session, step by step: the promises of docs/CONSUMING.md, each as a story."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from keylane.consumer.session.events import (
     CallFailed,
@@ -83,6 +85,32 @@ def test_ack_leaves_after_its_linger():
     steps.step(Tick(), after_ms=20)
     [ack] = steps.requested(Ack)
     assert ack.ranges == ((0, 2),)
+
+
+@given(st.integers(1, 50), st.integers(20, 40), st.data())
+def test_acks_of_partitions_leave_together(linger_ms, multiple, data):
+    """Whenever their messages are handled between two multiples of the linger; none waits longer
+    than that.
+    """
+    due_ms = set()
+    for key in (A, B):
+        steps = Steps(key, ack_linger_ms=linger_ms)
+        steps.pull(1)
+        steps.want()
+        part_ms = data.draw(st.integers(0, linger_ms - 1))
+        steps.now_ms = handled_ms = (1_000 // linger_ms + multiple) * linger_ms + part_ms
+        steps.handle(0)
+        due_ms.add(steps.session.acks.due_ms)
+        assert 0 < steps.session.acks.due_ms - handled_ms <= linger_ms
+    assert len(due_ms) == 1
+
+
+def test_ack_leaves_at_once_without_a_linger():
+    steps = Steps(A, ack_linger_ms=0)
+    steps.pull(1)
+    steps.want()
+    steps.handle(0)
+    assert steps.requested(Ack)[0].ranges == ((0, 1),)
 
 
 def test_failed_ack_is_sent_again_with_what_was_handled_since():
