@@ -484,7 +484,16 @@ class SessionShell:
     def _tick(self) -> None:
         self._timer = None
         self._timer_ms = NEVER
-        self.feed(Tick())
+        self._feed_in_callback(Tick())
+
+    def _feed_in_callback(self, event: Event) -> None:
+        """Give the session an event in a callback, which must not raise: an error closes the
+        consumer.
+        """
+        try:
+            self.feed(event)
+        except Exception as error:  # noqa: BLE001 - a callback must not raise
+            self.owner.fail(error)
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────
     def _do(self, request: Request) -> None:
@@ -589,8 +598,11 @@ class SessionShell:
             self._note_reached()
         except KeylaneError as error:
             event = self._failed(request, error)
+        except Exception as error:  # noqa: BLE001 - a callback must not raise
+            self.owner.fail(error)
+            return
         if not self.ended.is_set():
-            self.feed(event)
+            self._feed_in_callback(event)
             if self._waiters:
                 self._wake_waiters()
 
@@ -670,7 +682,7 @@ class SessionShell:
             self.owner.fail(error)
             return
         if not self.ended.is_set():
-            self.feed(event)
+            self._feed_in_callback(event)
 
     def _end_pull(self) -> None:
         self.budget_share.end_pull()

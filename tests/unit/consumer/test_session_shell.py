@@ -11,7 +11,16 @@ import pytest
 from keylane.consumer import ConsumerSettings
 from keylane.errors import Reason
 from keylane.protocol.errors import FencedError, OutcomeUnknownError, VersionError
-from keylane.protocol.frames import Acquire, Acquired, Batches, Pull, Release, Request
+from keylane.protocol.frames import (
+    Ack,
+    Acquire,
+    Acquired,
+    Batches,
+    Pull,
+    Release,
+    Released,
+    Request,
+)
 from keylane.rpc.network import Call, Calling, OnAnswer, OnPart
 from support.cluster import eventually
 from support.pulling import (
@@ -230,6 +239,59 @@ async def test_sealed_partition_is_told_once_its_last_message_is_acked():
         assert shell.drained
         assert broker.cursor == 2
         assert owner.drained == 1
+
+
+class FailingOwner(NotingOwner):
+    """Keeps the errors that close the consumer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[BaseException] = []
+
+    def fail(self, error: BaseException) -> None:
+        self.errors.append(error)
+
+
+async def test_consumer_fails_when_an_answer_to_acks_is_of_another_kind():
+    """The error is not lost in the callback of the answer."""
+
+    class OddBroker(ScriptedBroker):
+        async def call(self, request: Request, payload: bytes = b"", *, wait_ms: int = 0):
+            if isinstance(request, Ack):
+                return Released(), b""
+            return await super().call(request, payload, wait_ms=wait_ms)
+
+    owner = FailingOwner()
+    async with opened(OddBroker(), owner, SETTINGS) as shell:
+        await eventually(lambda: shell.outstanding == 2)
+        owner.take(shell)
+        await eventually(lambda: owner.errors)
+        assert isinstance(owner.errors[0], AssertionError)
+        shell.abandon()
+
+
+async def test_consumer_fails_when_its_workers_do_not_take_an_offer():
+    """Neither is an error in what the answer of a pull leads to."""
+
+    class FaultyOwner(FailingOwner):
+        def offer(self, shell: Any) -> None:
+            raise ValueError(shell.partition_id)
+
+    broker, owner = HeldBroker(), FaultyOwner()
+    async with opened(broker, owner, SETTINGS) as shell:
+        await eventually(lambda: broker.held.calls)
+        broker.held.answer()
+        assert [type(error) for error in owner.errors] == [ValueError]
+        shell.abandon()
+
+
+async def test_acks_are_sent_when_there_is_no_channel_yet():
+    broker, owner = ScriptedBroker(), NotingOwner()
+    async with opened(broker, owner, SETTINGS) as shell:
+        await eventually(lambda: shell.outstanding == 2)
+        broker.is_connected = False
+        owner.take(shell)
+        await eventually(lambda: broker.cursor == 2)
 
 
 async def test_abandoned_partition_runs_nothing_more():

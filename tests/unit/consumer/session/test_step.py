@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from keylane.consumer.session.events import (
     CallFailed,
+    KeysListed,
     LeaseGranted,
     MessagesReturned,
     Paused,
@@ -23,7 +24,16 @@ from keylane.protocol.errors import (
     OverloadedError,
     UnreachableError,
 )
-from keylane.protocol.frames import Ack, Acquire, Acquired, ListParked, Pull, Release, Released
+from keylane.protocol.frames import (
+    Ack,
+    Acked,
+    Acquire,
+    Acquired,
+    ListParked,
+    Pull,
+    Release,
+    Released,
+)
 from support.session.steps import LEASE, LEASE_MS, Steps, offsets_of
 
 A, B, NONE = b"a", b"b", b""
@@ -124,6 +134,50 @@ def test_failed_ack_is_sent_again_with_what_was_handled_since():
     steps.step(CallFailed(ack, UnreachableError("no answer")))
     steps.step(Tick(), after_ms=2_000)
     assert steps.requested(Ack)[0].ranges == ((0, 2),)
+
+
+def test_ack_that_comes_while_a_request_is_in_flight_is_in_the_next_one():
+    """No further handler has to end for that."""
+    steps = Steps(A, B)
+    steps.pull(2)
+    steps.want(2)
+    steps.handle(0)
+    steps.step(Tick(), after_ms=20)
+    steps.handle(1)
+    steps.step(Tick(), after_ms=20)
+    assert not steps.requested(Ack), "one is in flight at a time"
+    steps.ack(1)
+    assert steps.requested(Ack)[0].ranges == ((1, 2),)
+
+
+def test_ack_in_flight_at_a_hand_over_is_sent_again_when_it_fails():
+    steps = Steps(A)
+    steps.pull(1)
+    steps.want()
+    steps.handle(0)
+    steps.step(Tick(), after_ms=20)
+    [ack] = steps.requested(Ack)
+    steps.step(Stopped(500))
+    assert not steps.requested(Release)
+    steps.step(CallFailed(ack, UnreachableError("no answer")))
+    assert not steps.requested(Release)
+    steps.step(Tick(), after_ms=2_000)
+    assert steps.requested(Ack)[0].ranges == ((0, 1),)
+    steps.ack(1)
+    assert steps.requested(Release)
+
+
+def test_parked_keys_are_listed_once_when_an_ack_is_answered_with_a_newer_version():
+    steps = Steps(A, B)
+    steps.pull(2)
+    steps.want(2)
+    for offset in (0, 1):
+        steps.handle(offset)
+        steps.step(Tick(), after_ms=20)
+        steps.step(Acked(offset + 1, 3))
+        assert len(steps.requested(ListParked)) == (offset == 0)
+        if offset == 0:
+            steps.step(KeysListed(3, []))
 
 
 def test_message_that_fails_waits_and_so_does_its_key():
@@ -350,6 +404,15 @@ def test_session_whose_handler_runs_renews_the_pull_lock():
     assert steps.ready.wait_until_ms == steps.now_ms + 3_000
     steps.step(Tick(), after_ms=3_000)
     assert steps.requested(Ack)[0].ranges == ()
+
+
+def test_pull_lock_is_renewed_in_time_when_acks_linger_for_longer():
+    steps = Steps(A, A, ttl_ms=9_000, ack_linger_ms=10_000)
+    steps.pull(2)
+    steps.want()
+    steps.handle(0, wanted=1)
+    steps.step(Tick(), after_ms=3_000)
+    assert steps.requested(Ack)[0].ranges == ((0, 1),)
 
 
 def test_paused_session_renews_the_pull_lock():
