@@ -59,7 +59,7 @@ from ..rpc.race import start_task
 from .delivery.copied import copied_delivery
 from .delivery.decode import decode_messages
 from .delivery.handed_out import check_not_in_handler
-from .log_names import partition_name
+from .log_names import message_name, partition_name
 from .parked_reads import ParkedReads
 from .progress import Position, PullProgress
 from .session.events import (
@@ -454,6 +454,13 @@ class SessionShell:
                 missed,
                 "the group" if self.group else "a broadcast consumer",
                 note.offset,
+            )
+        elif note.message is not None:
+            log.warning(
+                "%s: the process of its consumer ended while it was handled, %s%s",
+                message_name(note.message),
+                counted(note.count, "time"),
+                "; it is set aside" if note.is_set_aside else "",
             )
         elif note.kind is NoteKind.FENCED:
             log.info("%s: the broker has seen a higher token", self.log_name)

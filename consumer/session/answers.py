@@ -45,7 +45,7 @@ from .ready import LeaveAncestor, Note, NoteKind, ReadWindow, SendChanges
 from .state import CallSlot, PartitionSession
 from .stored import ClosedBatch
 from .suspects import SuspectMessages, SuspectPhase
-from .taking import end_suspect, hand_out_suspect
+from .taking import end_suspect, hand_out_suspect, pass_over_suspect
 from .taking_columns import end_awaited
 from .tenure import NEVER, SessionPhase
 from .windows import on_listed, on_stored, on_window_failed
@@ -64,7 +64,9 @@ def on_acquired(session: PartitionSession, answer: Acquired, now_ms: int) -> Non
     if offsets.next_offset >= 0:
         return
     offsets.begin(answer.cursor, answer.ranges)
-    session.intake.earlier_tries = dict(answer.attempts)
+    earlier_tries = session.intake.earlier_tries = dict(answer.attempts)
+    for offset, crashes in answer.begun:  # each is a try
+        earlier_tries[offset] = earlier_tries.get(offset, 0) + crashes
     session.redrives.is_unreleased = answer.unreleased
     session.redrives.is_careful = answer.unreleased and sets_aside(session.settings)
     if answer.suspects_upto > answer.cursor or answer.begun:
@@ -188,6 +190,8 @@ def on_acked(session: PartitionSession, answer: Acked, now_ms: int) -> None:
         offset = suspects.message.offset
         if suspects.phase is SuspectPhase.BEGINNING and offset not in acks.begun:
             hand_out_suspect(session, suspects, now_ms)
+        elif suspects.phase is SuspectPhase.PASSED_OVER and offset not in acks.begun:
+            pass_over_suspect(session, suspects, now_ms)
         elif suspects.phase is SuspectPhase.ACKING and offset not in acks.handled:
             end_suspect(session)
     if not acks.handled.is_refused:

@@ -219,6 +219,7 @@ async def opened(
     *,
     others: tuple[Any, ...] = (),
     dispatch: Any = None,
+    group: str = "g",
 ) -> AsyncIterator[SessionShell]:
     """A partition that is pulled from the broker for the owner, and may ask others; handed over at
     the end unless it was.
@@ -229,7 +230,7 @@ async def opened(
     clock = SystemClock()
     shell = SessionShell(
         subject="s",
-        group="g",
+        group=group,
         session=SESSION,
         cluster_id="5ea",
         grant=Grant(partition=facts(address=broker.address).partition, token=TOKEN),

@@ -9,18 +9,26 @@ from typing import Any
 import pytest
 
 from keylane.consumer import ConsumerSettings
+from keylane.consumer.session.events import MessagesHandled, WorkWanted
 from keylane.errors import Reason
-from keylane.protocol.errors import FencedError, OutcomeUnknownError, VersionError
+from keylane.protocol.errors import (
+    FencedError,
+    OffsetOutOfRangeError,
+    OutcomeUnknownError,
+    VersionError,
+)
 from keylane.protocol.frames import (
     Ack,
     Acquire,
     Acquired,
     Batches,
     Pull,
+    Read,
     Release,
     Released,
     Request,
 )
+from keylane.protocol.text import key_digest
 from keylane.rpc.network import Call, Calling, OnAnswer, OnPart
 from support.cluster import eventually
 from support.pulling import (
@@ -239,6 +247,113 @@ async def test_sealed_partition_is_told_once_its_last_message_is_acked():
         assert shell.drained
         assert broker.cursor == 2
         assert owner.drained == 1
+
+
+class SuspectingBroker(ScriptedBroker):
+    """Two owners ended with the first messages in hand."""
+
+    def __init__(self, *begun: tuple[int, int]) -> None:
+        super().__init__()
+        self._begun = begun
+
+    async def call(self, request: Request, payload: bytes = b"", *, wait_ms: int = 0):
+        if isinstance(request, Acquire):
+            return Acquired(0, (), self.end, False, suspects_upto=2, begun=self._begun), b""
+        return await super().call(request, payload, wait_ms=wait_ms)
+
+    @property
+    def begun(self) -> list[int]:
+        """The offsets of the suspects that began."""
+        return [offset for ack in self.asked(Ack) for offset, _ in ack.begun]
+
+
+async def test_message_that_ends_processes_is_named_in_the_log(caplog: pytest.LogCaptureFixture):
+    broker, owner = SuspectingBroker((0, 7)), NotingOwner()
+    async with opened(broker, owner, SETTINGS) as shell:
+        await eventually(lambda: shell.outstanding)
+        shell.feed(WorkWanted(1))
+        await eventually(lambda: owner.messages)
+        assert owner.messages[0].attempt == 8
+        name = f"s partition 1 offset 0 in group g ({key_digest(owner.messages[0].key)})"
+        shell.feed(MessagesHandled(owner.messages))
+    assert f"{name}: the process of its consumer ended while it was handled, 7 times" in caplog.text
+
+
+async def test_message_that_ended_two_processes_alone_is_said_to_be_set_aside(
+    caplog: pytest.LogCaptureFixture,
+):
+    settings = ConsumerSettings(backoff=FAST, on_failure="dead")
+    async with opened(SuspectingBroker((0, 2)), NotingOwner(), settings) as shell:
+        await eventually(lambda: shell.outstanding)
+        shell.feed(WorkWanted(1))
+    assert "ended while it was handled, 2 times; it is set aside" in caplog.text
+
+
+async def test_suspects_of_two_partitions_are_handed_out_one_after_the_other():
+    """Else the end of a process would accuse one of each."""
+    brokers = SuspectingBroker(), SuspectingBroker()
+    owners = NotingOwner(), NotingOwner()
+    owners[1].alone = owners[0].alone
+    async with (
+        opened(brokers[0], owners[0], SETTINGS) as first,
+        opened(brokers[1], owners[1], SETTINGS) as second,
+    ):
+        await eventually(lambda: first.outstanding and second.outstanding)
+        first.feed(WorkWanted(1))
+        second.feed(WorkWanted(1))
+        await eventually(lambda: offsets(owners[0]) == [0])
+        await asyncio.sleep(0.02)
+        assert (offsets(owners[1]), brokers[1].begun) == ([], [])
+        first.feed(MessagesHandled(owners[0].messages))
+        await eventually(lambda: offsets(owners[1]) == [0])
+        second.feed(MessagesHandled(owners[1].messages))
+
+
+async def test_turn_of_a_suspect_ends_when_its_partition_is_handed_over():
+    brokers = SuspectingBroker(), SuspectingBroker()
+    owners = NotingOwner(), NotingOwner()
+    owners[1].alone = owners[0].alone
+    async with opened(brokers[1], owners[1], SETTINGS) as second:
+        async with opened(brokers[0], owners[0], SETTINGS) as first:
+            await eventually(lambda: first.outstanding and second.outstanding)
+            first.feed(WorkWanted(1))
+            await eventually(lambda: owners[0].messages)
+            second.feed(WorkWanted(1))
+            first.stop()
+            first.feed(MessagesHandled(owners[0].messages))
+            await first.hand_over(flush_ms=1_000)
+        await eventually(lambda: offsets(owners[1]) == [0])
+        second.feed(MessagesHandled(owners[1].messages))
+
+
+async def test_removed_messages_are_passed_counted_and_logged(caplog: pytest.LogCaptureFixture):
+    broker, owner = ScriptedBroker(OffsetOutOfRangeError(first_offset=2), batches=2), NotingOwner()
+    async with opened(broker, owner, SETTINGS) as shell:
+        await eventually(lambda: shell.outstanding == 2)
+        assert [pull.offset for pull in broker.asked(Pull)][:2] == [0, 2]
+        assert shell.missed == 2
+        assert not owner.ended
+    assert "2 messages were removed before the group got them; it continues at" in caplog.text
+
+
+async def test_messages_removed_before_a_broadcast_consumer_got_them_are_logged(
+    caplog: pytest.LogCaptureFixture,
+):
+    class RemovingBroker(ScriptedBroker):
+        async def call(self, request: Request, payload: bytes = b"", *, wait_ms: int = 0):
+            self.requests.append(request)
+            assert isinstance(request, Read)
+            if request.offset == 0:
+                raise OffsetOutOfRangeError(first_offset=2)
+            await asyncio.Event().wait()
+
+    broker, settings = RemovingBroker(), ConsumerSettings(broadcast=True)
+    async with opened(broker, NotingOwner(), settings, group="") as shell:
+        await eventually(lambda: len(broker.requests) == 2)
+        assert (broker.requests[1].offset, shell.missed) == (2, 2)
+    assert (
+        "s partition 1: 2 messages were removed before a broadcast consumer got them" in caplog.text
+    )
 
 
 class FailingOwner(NotingOwner):
