@@ -49,6 +49,7 @@ def ack_here(session: PartitionSession) -> None:
     """Ack what is handled."""
     acks = session.acks
     acks.due_ms = NEVER
+    acks.handled.retract()  # what could not be acked before
     while acks.handled:
         for start, end in acks.handled.take():
             session.offsets.ack(start, end)

@@ -238,6 +238,42 @@ def test_ack_before_hands_a_message_out_when_its_ack_is_stored():
     assert offsets_of(steps.ack(1).hand_out) == [0]
 
 
+def test_message_acked_before_is_acked_once():
+    steps = Steps(A, ack="before")
+    steps.pull(1)
+    steps.want()
+    steps.ack(1)
+    steps.handle(0)
+    steps.step(Tick(), after_ms=1_000)
+    assert not [ack for ack in steps.requested(Ack) if ack.ranges]
+    assert steps.session.intake.held == 0
+
+
+def test_ack_before_waits_while_the_broker_takes_no_more_ranges():
+    steps = Steps(A, B, ack="before")
+    steps.pull(2)
+    steps.want()
+    for _ in range(2):
+        [ack] = steps.requested(Ack)
+        steps.step(CallFailed(ack, OverloadedError("more acked ranges above the cursor")))
+        assert not steps.ready.hand_out
+        steps.step(Tick(), after_ms=10_000)
+    assert steps.requested(Ack)[0].ranges == ((0, 1),)
+    assert offsets_of(steps.ack(1).hand_out) == [0]
+
+
+def test_message_is_the_next_owners_when_its_ack_before_was_fenced():
+    """It is not lost: the broker has no ack of it."""
+    steps = Steps(A, ack="before")
+    steps.pull(1)
+    steps.want()
+    [ack] = steps.requested(Ack)
+    steps.step(CallFailed(ack, FencedError(token=5, current_token=9)))
+    assert not steps.ready.hand_out
+    assert steps.session.has_ended
+    assert [note.kind for note in steps.ready.notes] == [NoteKind.FENCED]
+
+
 def test_message_acked_before_is_lost_when_its_handler_fails():
     steps = Steps(A, A, ack="before")
     steps.pull(2)
