@@ -100,17 +100,18 @@ def on_operator_changed(session: PartitionSession, event: OperatorChanged, _now_
 # ── pulls ─────────────────────────────────────────────────────────────────────────────────────────
 def on_pulled(session: PartitionSession, event: Pulled, now_ms: int) -> None:
     """Batches are here."""
+    if session.tenure.is_live:
+        session.parking.version = max(session.parking.version, event.parked_version)
+        try:
+            _store(session, event, now_ms)
+        except OutcomeUnknownError:
+            _acquire_again(session, now_ms)  # after a pause that grows with each such answer
+            return
     if session.settings.broadcast:
         end_read(session, now_ms, is_empty=not event.batches)
     elif not event.has_more:
         session.calls.pull.end()
     if not session.tenure.is_live:
-        return
-    session.parking.version = max(session.parking.version, event.parked_version)
-    try:
-        _store(session, event, now_ms)
-    except OutcomeUnknownError:
-        _acquire_again(session, now_ms)
         return
     if event.is_sealed:
         session.offsets.end_offset = event.end_offset
@@ -181,8 +182,8 @@ def on_acked(session: PartitionSession, answer: Acked, now_ms: int) -> None:
     acks.confirm()
     session.offsets.cursor = max(session.offsets.cursor, answer.cursor)
     session.parking.version = max(session.parking.version, answer.parked_version)
-    if acks.handled or acks.tries or acks.begun:
-        session.make_ack_due(now_ms)
+    if acks.due_ms == NEVER and (acks.handled or acks.tries or acks.begun):
+        session.make_ack_due(now_ms)  # what did not fit into the request; anything newer lingers
     if sent.held:
         renewed = chain.from_iterable(range(start, end) for start, end in sent.held)
         session.flights.renew(list(renewed), acks.sent_ms)
