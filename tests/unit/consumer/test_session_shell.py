@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from keylane.consumer import ConsumerSettings
+from keylane.consumer import ConsumerSettings, session_shell
 from keylane.consumer.session.events import MessagesHandled, WorkWanted
 from keylane.errors import Reason
 from keylane.protocol.errors import (
@@ -175,6 +175,62 @@ async def test_parts_of_an_answer_are_stored_without_another_pull():
         assert len(broker.held.calls) == 1
         owner.take(shell)
         assert offsets(owner) == [0, 1]
+
+
+async def test_next_pull_begins_behind_the_last_part_of_an_answer():
+    """The broker goes on by itself until then."""
+    broker, owner = HeldBroker(), NotingOwner()
+    settings = ConsumerSettings(backoff=FAST, buffer_messages=100)
+    async with opened(broker, owner, settings) as shell:
+        await eventually(lambda: broker.held.calls)
+        broker.held.send_part(0)
+        broker.held.send_part(2)
+        assert len(broker.held.calls) == 1
+        broker.held.calls[-1][1].complete((Batches(0, 6, 6, False), stored(4)))
+        assert [pull.offset for pull, _ in broker.held.calls] == [0, 6]
+        for _ in range(3):
+            owner.take(shell)
+        assert offsets(owner) == [*range(6)]
+
+
+async def test_parts_that_come_while_the_partition_is_paused_are_not_passed_by():
+    broker, owner = HeldBroker(), NotingOwner()
+    settings = ConsumerSettings(backoff=FAST, buffer_messages=100)
+    async with opened(broker, owner, settings) as shell:
+        await eventually(lambda: broker.held.calls)
+        shell.gate.add("resume")
+        broker.held.send_part(0)
+        broker.held.send_part(2)
+        owner.take(shell)
+        assert offsets(owner) == []
+        shell.gate.remove("resume")
+        owner.take(shell)
+        owner.take(shell)
+        assert offsets(owner) == [0, 1, 2, 3]
+
+
+async def test_pull_waits_for_its_turn_when_many_pulls_wait_on_its_channel(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """It is a call of the broker's client, which limits them; a call takes one answer, so it asks
+    for one.
+    """
+    monkeypatch.setattr(session_shell, "CHAINS_MAX", 0)
+    broker, owner = HeldBroker(), NotingOwner()
+    async with opened(broker, owner, SETTINGS) as shell:
+        await eventually(lambda: shell.outstanding)
+        assert broker.held.calls == []
+        pull = broker.asked(Pull)[0]
+        assert (pull.offset, pull.answers_max) == (0, 1)
+
+
+async def test_part_to_a_stopped_partition_is_left():
+    broker = HeldBroker()
+    async with opened(broker, NotingOwner(), SETTINGS) as shell:
+        await eventually(lambda: broker.held.calls)
+        shell.stop()
+        broker.held.send_part(0)
+        assert shell.outstanding == 0
 
 
 async def test_pull_is_sent_to_the_new_address_when_the_old_broker_still_answers():

@@ -123,6 +123,22 @@ def test_key_that_may_have_ended_a_process_lets_others_go_on_while_it_cannot_be_
     assert not windows(steps), "one at a time"
 
 
+def test_loose_message_that_may_have_ended_a_process_is_alone_behind_an_unreadable_one():
+    """What is passed over is no window: the first messages that are handed out are the careful
+    ones.
+    """
+    steps = redriving(b"", b"k", unreleased=True)
+    assert parked(steps) == [b""]
+    steps.step(ParkedChanged(1))
+    [window] = windows(steps)
+    steps.step(SourceUnreadable(window.number, AWAY))
+    assert parked(steps) == [], "the other key waits"
+    [window] = windows(steps)
+    assert (window.key, window.passed_over) == (b"", ((AWAY, MAX_I64),))
+    assert read(steps, window.number, (NEAR, 1)) == [1]
+    assert parked(steps) == [], "that is not stored"
+
+
 def parked(steps: Steps) -> list[object]:
     changes = [change for sent in steps.requested(SendChanges) for change in sent.changes]
     return [change.key for change in changes if isinstance(change, Park)]
