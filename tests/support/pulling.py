@@ -114,6 +114,24 @@ class ScriptedBroker:
         return Released(), b""
 
 
+class SuspectingBroker(ScriptedBroker):
+    """Two owners ended with the first messages in hand."""
+
+    def __init__(self, *begun: tuple[int, int]) -> None:
+        super().__init__()
+        self._begun = begun
+
+    async def call(self, request: Request, payload: bytes = b"", *, wait_ms: int = 0):
+        if isinstance(request, Acquire):
+            return Acquired(0, (), self.end, False, suspects_upto=2, begun=self._begun), b""
+        return await super().call(request, payload, wait_ms=wait_ms)
+
+    @property
+    def begun(self) -> list[int]:
+        """The offsets of the suspects that began."""
+        return [offset for ack in self.asked(Ack) for offset, _ in ack.begun]
+
+
 class PartitionChannel:
     """The channel of a scripted broker: it calls back where an answer arrives, as a real one
     does.

@@ -37,6 +37,7 @@ from support.pulling import (
     NotingOwner,
     PartitionChannel,
     ScriptedBroker,
+    SuspectingBroker,
     opened,
     stored,
 )
@@ -303,24 +304,6 @@ async def test_sealed_partition_is_told_once_its_last_message_is_acked():
         assert shell.drained
         assert broker.cursor == 2
         assert owner.drained == 1
-
-
-class SuspectingBroker(ScriptedBroker):
-    """Two owners ended with the first messages in hand."""
-
-    def __init__(self, *begun: tuple[int, int]) -> None:
-        super().__init__()
-        self._begun = begun
-
-    async def call(self, request: Request, payload: bytes = b"", *, wait_ms: int = 0):
-        if isinstance(request, Acquire):
-            return Acquired(0, (), self.end, False, suspects_upto=2, begun=self._begun), b""
-        return await super().call(request, payload, wait_ms=wait_ms)
-
-    @property
-    def begun(self) -> list[int]:
-        """The offsets of the suspects that began."""
-        return [offset for ack in self.asked(Ack) for offset, _ in ack.begun]
 
 
 async def test_message_that_ends_processes_is_named_in_the_log(caplog: pytest.LogCaptureFixture):
