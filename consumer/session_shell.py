@@ -59,7 +59,7 @@ from ..rpc.race import start_task
 from .delivery.copied import copied_delivery
 from .delivery.decode import decode_messages
 from .delivery.handed_out import check_not_in_handler
-from .log_names import partition_name
+from .log_names import message_name, partition_name
 from .parked_reads import ParkedReads
 from .progress import Position, PullProgress
 from .session.events import (
@@ -455,6 +455,13 @@ class SessionShell:
                 "the group" if self.group else "a broadcast consumer",
                 note.offset,
             )
+        elif note.message is not None:
+            log.warning(
+                "%s: the process of its consumer ended while it was handled, %s%s",
+                message_name(note.message),
+                counted(note.count, "time"),
+                "; it is set aside" if note.is_set_aside else "",
+            )
         elif note.kind is NoteKind.FENCED:
             log.info("%s: the broker has seen a higher token", self.log_name)
         elif note.kind is NoteKind.LOST:
@@ -474,7 +481,9 @@ class SessionShell:
             self._timer = None
         if until_ms >= NEVER or self.ended.is_set():
             return
-        wait_s, now_s = max(0, until_ms - self._boot_ms()) / 1000, self._loop.time()
+        # To the nanosecond, so that acks of all partitions leave in one turn of the event loop.
+        wait_s = max(0, until_ms * 1_000_000 - self._clock.boot_ns()) / 1e9
+        now_s = self._loop.time()
         # Renewals of all partitions on a machine share a wake-up of the processor.
         at_s = round_to_tick(wait_s, now_s) if wait_s >= ALIGNED_S_MIN else now_s + wait_s
         self._timer = self._loop.call_at(at_s, self._tick)
@@ -482,7 +491,16 @@ class SessionShell:
     def _tick(self) -> None:
         self._timer = None
         self._timer_ms = NEVER
-        self.feed(Tick())
+        self._feed_in_callback(Tick())
+
+    def _feed_in_callback(self, event: Event) -> None:
+        """Give the session an event in a callback, which must not raise: an error closes the
+        consumer.
+        """
+        try:
+            self.feed(event)
+        except Exception as error:  # noqa: BLE001 - a callback must not raise
+            self.owner.fail(error)
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────
     def _do(self, request: Request) -> None:
@@ -587,8 +605,11 @@ class SessionShell:
             self._note_reached()
         except KeylaneError as error:
             event = self._failed(request, error)
+        except Exception as error:  # noqa: BLE001 - a callback must not raise
+            self.owner.fail(error)
+            return
         if not self.ended.is_set():
-            self.feed(event)
+            self._feed_in_callback(event)
             if self._waiters:
                 self._wake_waiters()
 
@@ -668,7 +689,7 @@ class SessionShell:
             self.owner.fail(error)
             return
         if not self.ended.is_set():
-            self.feed(event)
+            self._feed_in_callback(event)
 
     def _end_pull(self) -> None:
         self.budget_share.end_pull()

@@ -1,7 +1,8 @@
 """Tells ancestor partitions that none of their parked messages is needed any more. Pure.
 
-    a key is freed ─▶ list the keys ─▶ ancestors of which nothing is parked ─▶ LeaveAncestor, one
-        at a time ─▶ told ─▶ the partition's broker stores that ─▶ not named by the next list
+    a key is freed, loose messages are unparked ─▶ list the keys ─▶ ancestors of which nothing is
+        parked ─▶ LeaveAncestor, one at a time ─▶ told ─▶ the partition's broker stores that ─▶ not
+        named by the next list
 
 Invariants
     An ancestor is told only what the partition's own broker says. That it was told is stored only
@@ -26,13 +27,15 @@ class PartitionAncestors:
     def __init__(self, *, exist: bool) -> None:
         self.exist = exist
         self.must_list = False
-        """True if a key was freed since the last list was asked for."""
+        """True if an ancestor may have become unneeded since the last list was asked for."""
         self.unneeded: list[int] = []
         """Those that are to be told; one is told at a time."""
         self._told: set[int] = set()
 
     def note_freed(self) -> None:
-        """Note that a key is free, so that its messages may have been an ancestor's last ones."""
+        """Note that a key is free, or that loose messages have ended, which may have been an
+        ancestor's last ones.
+        """
         self.must_list = self.exist
 
     def set_unneeded(self, sources: Iterable[int]) -> None:

@@ -45,7 +45,7 @@ from .ready import LeaveAncestor, Note, NoteKind, ReadWindow, SendChanges
 from .state import CallSlot, PartitionSession
 from .stored import ClosedBatch
 from .suspects import SuspectMessages, SuspectPhase
-from .taking import end_suspect, hand_out_suspect
+from .taking import end_suspect, hand_out_suspect, pass_over_suspect
 from .taking_columns import end_awaited
 from .tenure import NEVER, SessionPhase
 from .windows import on_listed, on_stored, on_window_failed
@@ -64,7 +64,9 @@ def on_acquired(session: PartitionSession, answer: Acquired, now_ms: int) -> Non
     if offsets.next_offset >= 0:
         return
     offsets.begin(answer.cursor, answer.ranges)
-    session.intake.earlier_tries = dict(answer.attempts)
+    earlier_tries = session.intake.earlier_tries = dict(answer.attempts)
+    for offset, crashes in answer.begun:  # each is a try
+        earlier_tries[offset] = earlier_tries.get(offset, 0) + crashes
     session.redrives.is_unreleased = answer.unreleased
     session.redrives.is_careful = answer.unreleased and sets_aside(session.settings)
     if answer.suspects_upto > answer.cursor or answer.begun:
@@ -98,17 +100,18 @@ def on_operator_changed(session: PartitionSession, event: OperatorChanged, _now_
 # ── pulls ─────────────────────────────────────────────────────────────────────────────────────────
 def on_pulled(session: PartitionSession, event: Pulled, now_ms: int) -> None:
     """Batches are here."""
+    if session.tenure.is_live:
+        session.parking.version = max(session.parking.version, event.parked_version)
+        try:
+            _store(session, event, now_ms)
+        except OutcomeUnknownError:
+            _acquire_again(session, now_ms)  # after a pause that grows with each such answer
+            return
     if session.settings.broadcast:
         end_read(session, now_ms, is_empty=not event.batches)
     elif not event.has_more:
         session.calls.pull.end()
     if not session.tenure.is_live:
-        return
-    session.parking.version = max(session.parking.version, event.parked_version)
-    try:
-        _store(session, event, now_ms)
-    except OutcomeUnknownError:
-        _acquire_again(session, now_ms)
         return
     if event.is_sealed:
         session.offsets.end_offset = event.end_offset
@@ -138,7 +141,7 @@ def _ack_left_out(session: PartitionSession, start: int, end: int, now_ms: int) 
     """Ack messages without a wanted tag."""
     for low, high in session.offsets.take(min(start, session.offsets.next_offset), end):
         session.acks.handled.add(low, high)
-        session.make_ack_due(now_ms + session.settings.ack_linger_ms)
+        session.let_acks_linger(now_ms)
 
 
 def on_flights_pulled(session: PartitionSession, event: FlightsPulled, now_ms: int) -> None:
@@ -179,8 +182,8 @@ def on_acked(session: PartitionSession, answer: Acked, now_ms: int) -> None:
     acks.confirm()
     session.offsets.cursor = max(session.offsets.cursor, answer.cursor)
     session.parking.version = max(session.parking.version, answer.parked_version)
-    if acks.handled or acks.tries or acks.begun:
-        session.make_ack_due(now_ms)
+    if acks.due_ms == NEVER and (acks.handled or acks.tries or acks.begun):
+        session.make_ack_due(now_ms)  # what did not fit into the request; anything newer lingers
     if sent.held:
         renewed = chain.from_iterable(range(start, end) for start, end in sent.held)
         session.flights.renew(list(renewed), acks.sent_ms)
@@ -188,6 +191,8 @@ def on_acked(session: PartitionSession, answer: Acked, now_ms: int) -> None:
         offset = suspects.message.offset
         if suspects.phase is SuspectPhase.BEGINNING and offset not in acks.begun:
             hand_out_suspect(session, suspects, now_ms)
+        elif suspects.phase is SuspectPhase.PASSED_OVER and offset not in acks.begun:
+            pass_over_suspect(session, suspects, now_ms)
         elif suspects.phase is SuspectPhase.ACKING and offset not in acks.handled:
             end_suspect(session)
     if not acks.handled.is_refused:

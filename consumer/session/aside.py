@@ -56,21 +56,24 @@ class FailingSource:
 class AsideMessages:
     """The messages of one partition that wait for a retry."""
 
-    __slots__ = ("_sequence", "failing", "waiting")
+    __slots__ = ("_counts", "_sequence", "failing", "waiting")
 
     def __init__(self) -> None:
         self.waiting: list[Aside] = []
         """A heap."""
         self.failing: dict[int, FailingSource] = {}
         """The sources that cannot be read, which hold what else is due of them."""
+        self._counts: dict[int, int] = {}
+        """The number of ranges by source."""
         self._sequence = 0
 
     def __len__(self) -> int:
         """Return the number of ranges."""
-        count = len(self.waiting)
-        if self.failing:
-            count += sum(len(failing.held) for failing in self.failing.values())
-        return count
+        return sum(self._counts.values())
+
+    def has_any_of(self, source: int) -> bool:
+        """Return True if a message of the source waits."""
+        return source in self._counts
 
     @property
     def next_ms(self) -> int | None:
@@ -83,6 +86,7 @@ class AsideMessages:
 
     def _aside(self, due_ms: int, tries: int, source: int, offset_range: Range) -> Aside:
         self._sequence += 1
+        self._counts[source] = self._counts.get(source, 0) + 1
         return Aside(due_ms, self._sequence, tries, source, *offset_range)
 
     def take_due(self, count: int, now_ms: int) -> DueRetry | None:
@@ -114,6 +118,10 @@ class AsideMessages:
             count -= end - first.start
             if end < first.end:
                 heapq.heappush(waiting, first._replace(start=end))
+            elif self._counts[source] == 1:
+                del self._counts[source]
+            else:
+                self._counts[source] -= 1
         return DueRetry(tries, source, tuple(IntervalSet(ranges)), is_probe)
 
     def note_read(self, source: int) -> None:
@@ -156,6 +164,7 @@ class AsideMessages:
         """Forget everything."""
         self.waiting.clear()
         self.failing.clear()
+        self._counts.clear()
 
 
 def _split_unreadable(ranges: tuple[Range, ...], upto: int | None) -> list[Range]:

@@ -49,6 +49,7 @@ def ack_here(session: PartitionSession) -> None:
     """Ack what is handled."""
     acks = session.acks
     acks.due_ms = NEVER
+    acks.handled.retract()  # what could not be acked before
     while acks.handled:
         for start, end in acks.handled.take():
             session.offsets.ack(start, end)
@@ -69,5 +70,5 @@ def leave_out_superfluous(
             if message.offset not in wanted:
                 session.acks.handled.add(message.offset, message.offset + 1)
         session.intake.held -= len(messages) - len(kept)
-        session.make_ack_due(now_ms + session.settings.ack_linger_ms)
+        session.let_acks_linger(now_ms)
     return kept

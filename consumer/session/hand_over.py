@@ -46,8 +46,9 @@ def _give_up_awaited(session: PartitionSession) -> None:
         for ref, message in acks.awaited.items():
             batch = awaited_batches.get(ref)
             count = 1 if batch is None else len(batch.messages)
-            session.output.notes.append(Note(NoteKind.LOST, message.offset, count))
             session.intake.held -= count
+            if session.tenure.fence is None:  # otherwise they are the next owner's
+                session.output.notes.append(Note(NoteKind.LOST, message.offset, count))
     acks.awaited.clear()
     if batches is not None:
         batches.awaited.clear()

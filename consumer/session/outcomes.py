@@ -59,7 +59,10 @@ def make_ack_due(session: PartitionSession, now_ms: int) -> None:
     """Let the next ack request leave after its linger, or at once where something waits for it."""
     settings = session.settings
     lingers = settings.ack is AckMode.LINGERING and not session.offsets.is_exhausted
-    session.make_ack_due(now_ms + settings.ack_linger_ms if lingers else now_ms)
+    if lingers:
+        session.let_acks_linger(now_ms)
+    else:
+        session.make_ack_due(now_ms)
 
 
 def on_handled(session: PartitionSession, event: MessagesHandled, now_ms: int) -> None:

@@ -112,6 +112,10 @@ class Note(Struct, frozen=True):
     kind: NoteKind
     offset: int = -1
     count: int = 0
+    """How many messages; of one that ended processes, how often."""
+    message: Message | None = None
+    """The message that ended processes."""
+    is_set_aside: bool = False
 
 
 class FailureOutcome(Struct, frozen=True, gc=False):

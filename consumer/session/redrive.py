@@ -184,6 +184,12 @@ class RedriveWindows:
         if self.careful is window:
             self.careful = None
 
+    def has_retries_of(self, source: int) -> bool:
+        """Return True if a message of the source waits for a retry, or is retried."""
+        return self.aside.has_any_of(source) or any(
+            window.is_retry and window.source == source for window in self.windows.values()
+        )
+
     def _is_open(self) -> bool:
         active = (WindowPhase.READING, WindowPhase.IN_HAND)
         return sum(window.phase in active for window in self.windows.values()) < WINDOWS_MAX

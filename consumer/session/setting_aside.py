@@ -28,7 +28,7 @@ def divert(session: PartitionSession, messages: list[Message], now_ms: int) -> l
         for message in left_out:
             session.acks.handled.add(message.offset, message.offset + 1)
         if left_out:
-            session.make_ack_due(now_ms + session.settings.ack_linger_ms)
+            session.let_acks_linger(now_ms)
             gone = {message.offset for message in left_out}
             messages = [message for message in messages if message.offset not in gone]
     before = sum(map(len, parking.releasing.values()))

@@ -206,6 +206,13 @@ class PartitionSession:
         self.acks.due_ms = min(self.acks.due_ms, at_ms)
         self.next_timer_ms = min(self.next_timer_ms, at_ms)
 
+    def let_acks_linger(self, now_ms: int) -> None:
+        """Make an ack request due at the next multiple of the linger, so that all partitions share
+        one write to the socket, and one sync of the broker's disk.
+        """
+        linger_ms = self.settings.ack_linger_ms
+        self.make_ack_due(now_ms + linger_ms - now_ms % linger_ms if linger_ms else now_ms)
+
     def set_suspects(self, suspects: SuspectMessages | None) -> None:
         """Begin or end the state in which messages are handed out alone."""
         self.suspects = suspects

@@ -80,7 +80,7 @@ from .outcomes import (
 from .ready import FailureOutcome, Note, Ready, Request
 from .state import PartitionSession
 from .suspects import SuspectPhase
-from .taking import end_suspect, has_more, on_turn, resume_suspect, take
+from .taking import has_more, on_turn, pass_over_suspect, resume_suspect, take
 from .taking_batches import has_more_batches, take_batch
 from .taking_columns import (
     has_more_columns,
@@ -193,8 +193,7 @@ def _on_tick(session: PartitionSession, _event: Tick, now_ms: int) -> None:
     if suspects is None or suspects.phase is not SuspectPhase.ALONE:
         return
     if now_ms >= suspects.deadline_ms:
-        end_suspect(session)
-        session.set_suspects(None)
+        pass_over_suspect(session, suspects, now_ms)
 
 
 _APPLY: dict[type, Callable[[PartitionSession, Any, int], None]] = {

@@ -2,6 +2,7 @@
 
     next message ─▶ TURN: no other suspect of the consumer runs ─▶ BEGINNING: recorded durably
         ─▶ ALONE: in hand ─▶ ACKING ─▶ the next message ─▶ … ─▶ over: messages are handed out freely
+                        ╰─ it takes too long ─▶ PASSED_OVER: it is accused of less ─▶ over
 
 Invariants
     While the state lasts, the partition has one message in hand, in the order of the offsets.
@@ -36,6 +37,8 @@ class SuspectPhase(enum.Enum):
     """The broker records that it begins."""
     ALONE = enum.auto()
     """A worker has it."""
+    PASSED_OVER = enum.auto()
+    """It takes too long: the broker records that others are in hand beside it."""
     ACKING = enum.auto()
     """It is handled, and its ack is not durable."""
 
@@ -123,6 +126,16 @@ class SuspectMessages:
         if isinstance(self.message, ColumnPart):
             return self.message.crashes + 1
         return self.crashes_if_alone(self.message.offset)
+
+    @property
+    def crashes_if_shared(self) -> int:
+        """The crash count of the present suspect if the process ends with others in hand beside it:
+        one of them may have made it a suspect.
+        """
+        assert self.message is not None
+        if isinstance(self.message, ColumnPart):
+            return self.crashes_if_begun
+        return self.crashes.get(self.message.offset, 0) + 1
 
     def crashes_if_alone(self, offset: int) -> int:
         """Return the crash count of a message if the process ends while it runs alone. If nothing

@@ -281,9 +281,10 @@ def _note_flights(
         crashes = flights.crashes.get(message.offset, 0)
         message.attempt += crashes
         if crashes >= ALONE_FROM:
-            session.output.notes.append(Note(NoteKind.CRASHED, message.offset, crashes))
             is_spent = crashes >= SHARED_CRASHES_MAX or message.attempt > session.settings.last_try
-            if is_spent and sets_aside(session.settings):
+            is_aside = is_spent and sets_aside(session.settings)
+            _note_crash(session, message, crashes, is_set_aside=is_aside)
+            if is_aside:
                 failure = crash_of(session, message, crashes, now_ms)
                 set_aside(session, message, Treatment.DEAD, failure, now_ms)
                 continue
@@ -309,16 +310,16 @@ def take_suspect(session: PartitionSession, suspects: SuspectMessages, now_ms: i
         if _is_over(session, suspects, now_ms):
             break
         lanes.opened.popleft()
-        crashes = suspects.crashes.get(message.offset, 0)
-        message.attempt += crashes
-        if crashes:
-            session.output.notes.append(Note(NoteKind.CRASHED, message.offset, crashes))
-        is_spent = crashes >= CRASHES_MAX or (
-            crashes and message.attempt > session.settings.last_try
-        )
         if not lanes.claim(message):
             continue
-        if is_spent and sets_aside(session.settings):
+        crashes = suspects.crashes.get(message.offset, 0)
+        is_spent = crashes >= CRASHES_MAX or (
+            crashes > 0 and message.attempt > session.settings.last_try
+        )
+        is_aside = is_spent and sets_aside(session.settings)
+        if crashes:
+            _note_crash(session, message, crashes, is_set_aside=is_aside)
+        if is_aside:
             failure = crash_of(session, message, crashes, now_ms)
             set_aside(session, message, treat_crash(session, message), failure, now_ms)
             continue
@@ -346,11 +347,18 @@ def _is_over(session: PartitionSession, suspects: SuspectMessages, now_ms: int) 
     return suspects.is_over(first, now_ms, first_queued=min(queued, default=NEVER))
 
 
+def _note_crash(
+    session: PartitionSession, message: Message, crashes: int, *, is_set_aside: bool
+) -> None:
+    note = Note(NoteKind.CRASHED, message.offset, crashes, message, is_set_aside)
+    session.output.notes.append(note)
+
+
 def name_crash(session: PartitionSession, message: Message, crashes: int, now_ms: int) -> None:
     """Name a message that has ended processes to operators until it is handled."""
     failure = crash_of(session, message, crashes, now_ms)
     session.acks.failing.record(message, failure, is_own=True)
-    session.make_ack_due(now_ms + session.settings.ack_linger_ms)
+    session.let_acks_linger(now_ms)
 
 
 def treat_crash(session: PartitionSession, message: Message) -> Treatment:
@@ -396,9 +404,25 @@ def resume_suspect(session: PartitionSession, now_ms: int) -> None:
         hand_out_suspect(session, suspects, now_ms)
 
 
+def pass_over_suspect(session: PartitionSession, suspects: SuspectMessages, now_ms: int) -> None:
+    """Do not wait any longer for the present suspect, once the broker has stored how many ends it
+    is accused of if its process ends with others in hand.
+    """
+    assert suspects.message is not None
+    crashes = suspects.crashes_if_shared
+    if suspects.phase is SuspectPhase.ALONE and crashes < suspects.crashes_if_begun:
+        suspects.phase = SuspectPhase.PASSED_OVER
+        session.acks.begun[suspects.message.offset] = crashes
+        session.make_ack_due(now_ms)
+        return
+    end_suspect(session)
+    session.set_suspects(None)
+
+
 def end_suspect(session: PartitionSession) -> None:
     """The present suspect has ended, or is not waited for any more."""
     suspects = session.suspects
     if suspects is not None and suspects.message is not None:
+        session.acks.begun.pop(suspects.message.offset, None)
         suspects.end()
         session.output.requests.append(LeaveTurn())

@@ -105,9 +105,9 @@ def _begin_alone(session: PartitionSession, suspects: SuspectMessages, now_ms: i
     part = take_part(stored, bytes_max=bytes_max, end=end)
     if begun == first:
         part.crashes = suspects.crashes[first]
-        session.output.notes.append(Note(NoteKind.CRASHED, first, part.crashes))
         message = part.batches[0].open()[0]
         message.attempt += part.crashes
+        session.output.notes.append(Note(NoteKind.CRASHED, first, part.crashes, message))
         name_crash(session, message, part.crashes, now_ms)
     suspects.begin(part)
     session.output.requests.append(TakeTurn())

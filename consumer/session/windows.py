@@ -151,7 +151,7 @@ def on_window_read(session: PartitionSession, event: WindowRead, now_ms: int) ->
     if window.unreadable:  # the others are handled: what was passed over is read again
         on_window_failed(session, window.number, now_ms)
     elif is_loose(window.key):
-        redrives.end(window)
+        _end_loose(session, window)
     elif parking.has_parks_of(window.key):
         window.phase = WindowPhase.DUE
         window.not_before_ms = now_ms + session.settings.backoff.wait_ms(1, session.rng)
@@ -222,6 +222,10 @@ def on_stored(session: PartitionSession, pending: Pending, now_ms: int) -> None:
     elif isinstance(change, Shift) and change.to is not None and pending.try_at_ms:
         for offset_range in change.ranges:
             redrives.aside.put(pending.try_at_ms, change.to, change.source, offset_range)
+    elif isinstance(change, Park) and is_loose(change.key) and not (change.ranges or change.token):
+        # Others of its key may have been the last ones of an ancestor. Before this was stored, a
+        # list would have named the key as redriven.
+        session.parking.ancestors.note_freed()
     window = redrives.windows.get(pending.window)
     if window is not None:
         window.unstored -= 1
@@ -240,8 +244,19 @@ def _settle(session: PartitionSession, window: Window) -> None:
             session.redrives.end(window)
         else:
             window.phase = WindowPhase.DUE
+    elif window.phase is WindowPhase.IN_HAND and window.is_retry:
+        _end_loose(session, window)
     elif window.phase is WindowPhase.IN_HAND:
         session.redrives.end(window)
+
+
+def _end_loose(session: PartitionSession, window: Window) -> None:
+    """End a window of loose messages, which may have had the last ones of an ancestor."""
+    redrives = session.redrives
+    redrives.end(window)
+    is_own = window.source == session.partition_id
+    if not (window.is_retry and (is_own or redrives.has_retries_of(window.source))):
+        session.parking.ancestors.note_freed()
 
 
 def _release(session: PartitionSession, key: bytes | int | None) -> None:

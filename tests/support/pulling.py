@@ -114,6 +114,24 @@ class ScriptedBroker:
         return Released(), b""
 
 
+class SuspectingBroker(ScriptedBroker):
+    """Two owners ended with the first messages in hand."""
+
+    def __init__(self, *begun: tuple[int, int]) -> None:
+        super().__init__()
+        self._begun = begun
+
+    async def call(self, request: Request, payload: bytes = b"", *, wait_ms: int = 0):
+        if isinstance(request, Acquire):
+            return Acquired(0, (), self.end, False, suspects_upto=2, begun=self._begun), b""
+        return await super().call(request, payload, wait_ms=wait_ms)
+
+    @property
+    def begun(self) -> list[int]:
+        """The offsets of the suspects that began."""
+        return [offset for ack in self.asked(Ack) for offset, _ in ack.begun]
+
+
 class PartitionChannel:
     """The channel of a scripted broker: it calls back where an answer arrives, as a real one
     does.
@@ -219,6 +237,7 @@ async def opened(
     *,
     others: tuple[Any, ...] = (),
     dispatch: Any = None,
+    group: str = "g",
 ) -> AsyncIterator[SessionShell]:
     """A partition that is pulled from the broker for the owner, and may ask others; handed over at
     the end unless it was.
@@ -229,7 +248,7 @@ async def opened(
     clock = SystemClock()
     shell = SessionShell(
         subject="s",
-        group="g",
+        group=group,
         session=SESSION,
         cluster_id="5ea",
         grant=Grant(partition=facts(address=broker.address).partition, token=TOKEN),

@@ -263,6 +263,8 @@ class History:
         broker.acked.update(range(9))
         broker.version = 1
         broker.unreadable.update({0, 3})
+        if self.rng.random() < 0.5:
+            broker.adopt_loose(9, frozenset({0, 1, 2}))
 
     def adopt(self) -> None:
         """The partition has adopted parked keys of ancestors."""
@@ -553,6 +555,7 @@ class History:
         releasing = sum(map(len, session.parking.releasing.values()))
         made = len(lanes.opened) + len(lanes.extra) + len(lanes.again) + len(lanes.retries)
         made += sum(len(queue) for queue in lanes.busy.values() if queue)
+        made += len(lanes.held_keyless or ())
         early = len(session.acks.awaited) if self.is_early else 0
         if lanes.batches is not None:
             made += sum(len(each.batch.messages) for each in lanes.batches.waiting)

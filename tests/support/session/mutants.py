@@ -441,6 +441,15 @@ def ancestor_never_told(patches: Patches) -> None:
     patches.set(PartitionAncestors, "note_freed", lambda self: None)
 
 
+def ancestor_not_told_of_loose_messages(patches: Patches) -> None:
+    """The keys are not listed when the last dead letter of an ancestor is handled."""
+
+    def end_loose(session: Any, window: Any) -> None:
+        session.redrives.end(window)
+
+    patches.set(windows, "_end_loose", end_loose)
+
+
 def refusal_of_an_ancestor_taken_for_a_fence(patches: Patches) -> None:
     """An ancestor that was reset refuses the call, and the partition is handed over."""
 
@@ -680,6 +689,7 @@ MUTANTS = [
         empty_reads_follow_at_once,
         superfluous_rows_handed_out,
         ancestor_told_while_it_is_needed,
+        ancestor_not_told_of_loose_messages,
         ancestor_noted_before_it_is_told,
         ancestor_never_told,
         refusal_of_an_ancestor_taken_for_a_fence,

@@ -48,14 +48,16 @@ class ParkedModel:
 
 @dataclass
 class AncestorModel:
-    """A partition that keeps messages of a key, which this one has adopted."""
+    """A partition that keeps messages of a key, or loose ones, which this one has adopted."""
 
-    key: bytes
+    key: bytes | None
     is_needed: bool = True
     knows: bool = False
     """True once it was told that it is not needed."""
     is_noted: bool = False
     """True once this partition's broker has stored that it was told."""
+    loose: frozenset[int] = frozenset()
+    """The loose messages that it keeps."""
 
 
 class BatchModel:
@@ -224,6 +226,10 @@ class PartitionModel:
         self.parked[key] = ParkedModel(ParkState.PARKED)
         self.version = self.version or 1
 
+    def adopt_loose(self, source: int, offsets: frozenset[int]) -> None:
+        """An ancestor keeps loose messages, which are parked here."""
+        self.ancestors[source] = AncestorModel(None, loose=offsets)
+
     def unneeded_ancestors(self) -> list[int]:
         return [
             source
@@ -313,6 +319,10 @@ class PartitionModel:
         parked.offsets = [offset for offset in parked.offsets if offset not in removed]
         if is_loose(key) and not parked.offsets:
             del self.parked[key]
+        if must_be_handled:
+            for ancestor in self.ancestors.values():
+                if ancestor.loose.intersection(removed):
+                    ancestor.is_needed = any(map(self.where_parked, ancestor.loose))
         return removed
 
     def remove(self, first_offset: int) -> None:

@@ -9,19 +9,28 @@ from msgspec.structs import replace
 
 from keylane.consumer import ConsumerSettings
 from keylane.consumer.ancestors import inherits_loose
-from keylane.consumer.session.events import AncestorLeft
 from keylane.protocol.errors import KeylaneError, PartitionUnknownError, UnreachableError
 from keylane.protocol.frames import (
+    Acquire,
     Acquired,
     AdoptParked,
     ChangeParked,
+    ListParked,
+    ParkedKeys,
     ParkedToAdopt,
     ReleaseParked,
 )
 from keylane.protocol.operations import SubjectHistory
-from keylane.protocol.parked import Adopt, RequestedChange, decode_changes, encode_parked
+from keylane.protocol.parked import (
+    Adopt,
+    AncestorNotified,
+    RequestedChange,
+    decode_changes,
+    encode_parked,
+)
 from keylane.protocol.routing import Partition, PartitionState
-from support.pulling import NotingOwner, ScriptedBroker, opened
+from support.cluster import eventually
+from support.pulling import FAST, NotingOwner, ScriptedBroker, opened
 from unit.consumer.reading.test_lineage_order import past
 
 ANCESTOR = 70
@@ -57,6 +66,18 @@ class HomeBroker(ScriptedBroker):
         return await super().call(request, payload, wait_ms=wait_ms)
 
 
+class NamingBroker(HomeBroker):
+    """Has nothing parked any more that the ancestor keeps."""
+
+    async def call(self, request, payload=b"", *, wait_ms=0):
+        match request:
+            case Acquire():
+                return Acquired(0, (), 0, False, parked_version=1), b""
+            case ListParked():
+                return ParkedKeys(1, None, (ANCESTOR,)), encode_parked(())
+        return await super().call(request, payload, wait_ms=wait_ms)
+
+
 class Silent(ScriptedBroker):
     """Has an older copy from before the ancestor."""
 
@@ -71,21 +92,31 @@ class Silent(ScriptedBroker):
 
 async def test_ancestor_counts_as_told_only_when_its_broker_has_heard_it():
     """Its messages would be kept for ever when the original comes back."""
-    home, away = HomeBroker(), Silent()
-    async with opened(home, KnowingOwner(), ConsumerSettings(), others=(away,)) as shell:
-        with pytest.raises(KeylaneError) as caught:
-            await shell._reads.leave_ancestor(ANCESTOR)
-    assert caught.value is NO_SUCH
-    assert len(away.requests) == 1
+    home, away = NamingBroker(), Silent()
+    settings = ConsumerSettings(backoff=FAST)
+    async with opened(home, KnowingOwner(), settings, others=(away,)):
+        await eventually(lambda: len(away.requests) >= 3)
+    assert {type(request) for request in away.requests} == {ReleaseParked}
     assert home.changes == []
+
+
+async def test_ancestor_counts_as_told_when_its_broker_has_heard_it():
+    home, away = NamingBroker(), ScriptedBroker()
+    away.address = AWAY
+    async with opened(home, KnowingOwner(), ConsumerSettings(), others=(away,)):
+        await eventually(lambda: home.changes)
+    [told] = away.requests
+    assert (type(told), told.partition_id, told.group) == (ReleaseParked, ANCESTOR, "g")
+    assert home.changes == [AncestorNotified(ANCESTOR)]
 
 
 @pytest.mark.parametrize("gone", GONE)
 async def test_ancestor_counts_as_told_when_its_messages_are_gone(gone):
     """No broker is asked."""
-    home, away = HomeBroker(), Silent()
-    async with opened(home, KnowingOwner(**gone), ConsumerSettings(), others=(away,)) as shell:
-        assert await shell._reads.leave_ancestor(ANCESTOR) == AncestorLeft(ANCESTOR)
+    home, away = NamingBroker(), Silent()
+    async with opened(home, KnowingOwner(**gone), ConsumerSettings(), others=(away,)):
+        await eventually(lambda: home.changes)
+    assert home.changes == [AncestorNotified(ANCESTOR)]
     assert away.requests == []
 
 

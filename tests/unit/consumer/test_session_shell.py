@@ -8,10 +8,27 @@ from typing import Any
 
 import pytest
 
-from keylane.consumer import ConsumerSettings
+from keylane.consumer import ConsumerSettings, session_shell
+from keylane.consumer.session.events import MessagesHandled, WorkWanted
 from keylane.errors import Reason
-from keylane.protocol.errors import FencedError, OutcomeUnknownError, VersionError
-from keylane.protocol.frames import Acquire, Acquired, Batches, Pull, Release, Request
+from keylane.protocol.errors import (
+    FencedError,
+    OffsetOutOfRangeError,
+    OutcomeUnknownError,
+    VersionError,
+)
+from keylane.protocol.frames import (
+    Ack,
+    Acquire,
+    Acquired,
+    Batches,
+    Pull,
+    Read,
+    Release,
+    Released,
+    Request,
+)
+from keylane.protocol.text import key_digest
 from keylane.rpc.network import Call, Calling, OnAnswer, OnPart
 from support.cluster import eventually
 from support.pulling import (
@@ -20,6 +37,7 @@ from support.pulling import (
     NotingOwner,
     PartitionChannel,
     ScriptedBroker,
+    SuspectingBroker,
     opened,
     stored,
 )
@@ -160,6 +178,62 @@ async def test_parts_of_an_answer_are_stored_without_another_pull():
         assert offsets(owner) == [0, 1]
 
 
+async def test_next_pull_begins_behind_the_last_part_of_an_answer():
+    """The broker goes on by itself until then."""
+    broker, owner = HeldBroker(), NotingOwner()
+    settings = ConsumerSettings(backoff=FAST, buffer_messages=100)
+    async with opened(broker, owner, settings) as shell:
+        await eventually(lambda: broker.held.calls)
+        broker.held.send_part(0)
+        broker.held.send_part(2)
+        assert len(broker.held.calls) == 1
+        broker.held.calls[-1][1].complete((Batches(0, 6, 6, False), stored(4)))
+        assert [pull.offset for pull, _ in broker.held.calls] == [0, 6]
+        for _ in range(3):
+            owner.take(shell)
+        assert offsets(owner) == [*range(6)]
+
+
+async def test_parts_that_come_while_the_partition_is_paused_are_not_passed_by():
+    broker, owner = HeldBroker(), NotingOwner()
+    settings = ConsumerSettings(backoff=FAST, buffer_messages=100)
+    async with opened(broker, owner, settings) as shell:
+        await eventually(lambda: broker.held.calls)
+        shell.gate.add("resume")
+        broker.held.send_part(0)
+        broker.held.send_part(2)
+        owner.take(shell)
+        assert offsets(owner) == []
+        shell.gate.remove("resume")
+        owner.take(shell)
+        owner.take(shell)
+        assert offsets(owner) == [0, 1, 2, 3]
+
+
+async def test_pull_waits_for_its_turn_when_many_pulls_wait_on_its_channel(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """It is a call of the broker's client, which limits them; a call takes one answer, so it asks
+    for one.
+    """
+    monkeypatch.setattr(session_shell, "CHAINS_MAX", 0)
+    broker, owner = HeldBroker(), NotingOwner()
+    async with opened(broker, owner, SETTINGS) as shell:
+        await eventually(lambda: shell.outstanding)
+        assert broker.held.calls == []
+        pull = broker.asked(Pull)[0]
+        assert (pull.offset, pull.answers_max) == (0, 1)
+
+
+async def test_part_to_a_stopped_partition_is_left():
+    broker = HeldBroker()
+    async with opened(broker, NotingOwner(), SETTINGS) as shell:
+        await eventually(lambda: broker.held.calls)
+        shell.stop()
+        broker.held.send_part(0)
+        assert shell.outstanding == 0
+
+
 async def test_pull_is_sent_to_the_new_address_when_the_old_broker_still_answers():
     """Its messages are there; the old one, as of a copy of the folder, would let the pull wait to
     its end.
@@ -230,6 +304,148 @@ async def test_sealed_partition_is_told_once_its_last_message_is_acked():
         assert shell.drained
         assert broker.cursor == 2
         assert owner.drained == 1
+
+
+async def test_message_that_ends_processes_is_named_in_the_log(caplog: pytest.LogCaptureFixture):
+    broker, owner = SuspectingBroker((0, 7)), NotingOwner()
+    async with opened(broker, owner, SETTINGS) as shell:
+        await eventually(lambda: shell.outstanding)
+        shell.feed(WorkWanted(1))
+        await eventually(lambda: owner.messages)
+        assert owner.messages[0].attempt == 8
+        name = f"s partition 1 offset 0 in group g ({key_digest(owner.messages[0].key)})"
+        shell.feed(MessagesHandled(owner.messages))
+    assert f"{name}: the process of its consumer ended while it was handled, 7 times" in caplog.text
+
+
+async def test_message_that_ended_two_processes_alone_is_said_to_be_set_aside(
+    caplog: pytest.LogCaptureFixture,
+):
+    settings = ConsumerSettings(backoff=FAST, on_failure="dead")
+    async with opened(SuspectingBroker((0, 2)), NotingOwner(), settings) as shell:
+        await eventually(lambda: shell.outstanding)
+        shell.feed(WorkWanted(1))
+    assert "ended while it was handled, 2 times; it is set aside" in caplog.text
+
+
+async def test_suspects_of_two_partitions_are_handed_out_one_after_the_other():
+    """Else the end of a process would accuse one of each."""
+    brokers = SuspectingBroker(), SuspectingBroker()
+    owners = NotingOwner(), NotingOwner()
+    owners[1].alone = owners[0].alone
+    async with (
+        opened(brokers[0], owners[0], SETTINGS) as first,
+        opened(brokers[1], owners[1], SETTINGS) as second,
+    ):
+        await eventually(lambda: first.outstanding and second.outstanding)
+        first.feed(WorkWanted(1))
+        second.feed(WorkWanted(1))
+        await eventually(lambda: offsets(owners[0]) == [0])
+        await asyncio.sleep(0.02)
+        assert (offsets(owners[1]), brokers[1].begun) == ([], [])
+        first.feed(MessagesHandled(owners[0].messages))
+        await eventually(lambda: offsets(owners[1]) == [0])
+        second.feed(MessagesHandled(owners[1].messages))
+
+
+async def test_turn_of_a_suspect_ends_when_its_partition_is_handed_over():
+    brokers = SuspectingBroker(), SuspectingBroker()
+    owners = NotingOwner(), NotingOwner()
+    owners[1].alone = owners[0].alone
+    async with opened(brokers[1], owners[1], SETTINGS) as second:
+        async with opened(brokers[0], owners[0], SETTINGS) as first:
+            await eventually(lambda: first.outstanding and second.outstanding)
+            first.feed(WorkWanted(1))
+            await eventually(lambda: owners[0].messages)
+            second.feed(WorkWanted(1))
+            first.stop()
+            first.feed(MessagesHandled(owners[0].messages))
+            await first.hand_over(flush_ms=1_000)
+        await eventually(lambda: offsets(owners[1]) == [0])
+        second.feed(MessagesHandled(owners[1].messages))
+
+
+async def test_removed_messages_are_passed_counted_and_logged(caplog: pytest.LogCaptureFixture):
+    broker, owner = ScriptedBroker(OffsetOutOfRangeError(first_offset=2), batches=2), NotingOwner()
+    async with opened(broker, owner, SETTINGS) as shell:
+        await eventually(lambda: shell.outstanding == 2)
+        assert [pull.offset for pull in broker.asked(Pull)][:2] == [0, 2]
+        assert shell.missed == 2
+        assert not owner.ended
+    assert "2 messages were removed before the group got them; it continues at" in caplog.text
+
+
+async def test_messages_removed_before_a_broadcast_consumer_got_them_are_logged(
+    caplog: pytest.LogCaptureFixture,
+):
+    class RemovingBroker(ScriptedBroker):
+        async def call(self, request: Request, payload: bytes = b"", *, wait_ms: int = 0):
+            self.requests.append(request)
+            assert isinstance(request, Read)
+            if request.offset == 0:
+                raise OffsetOutOfRangeError(first_offset=2)
+            await asyncio.Event().wait()
+
+    broker, settings = RemovingBroker(), ConsumerSettings(broadcast=True)
+    async with opened(broker, NotingOwner(), settings, group="") as shell:
+        await eventually(lambda: len(broker.requests) == 2)
+        assert (broker.requests[1].offset, shell.missed) == (2, 2)
+    assert (
+        "s partition 1: 2 messages were removed before a broadcast consumer got them" in caplog.text
+    )
+
+
+class FailingOwner(NotingOwner):
+    """Keeps the errors that close the consumer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[BaseException] = []
+
+    def fail(self, error: BaseException) -> None:
+        self.errors.append(error)
+
+
+async def test_consumer_fails_when_an_answer_to_acks_is_of_another_kind():
+    """The error is not lost in the callback of the answer."""
+
+    class OddBroker(ScriptedBroker):
+        async def call(self, request: Request, payload: bytes = b"", *, wait_ms: int = 0):
+            if isinstance(request, Ack):
+                return Released(), b""
+            return await super().call(request, payload, wait_ms=wait_ms)
+
+    owner = FailingOwner()
+    async with opened(OddBroker(), owner, SETTINGS) as shell:
+        await eventually(lambda: shell.outstanding == 2)
+        owner.take(shell)
+        await eventually(lambda: owner.errors)
+        assert isinstance(owner.errors[0], AssertionError)
+        shell.abandon()
+
+
+async def test_consumer_fails_when_its_workers_do_not_take_an_offer():
+    """Neither is an error in what the answer of a pull leads to."""
+
+    class FaultyOwner(FailingOwner):
+        def offer(self, shell: Any) -> None:
+            raise ValueError(shell.partition_id)
+
+    broker, owner = HeldBroker(), FaultyOwner()
+    async with opened(broker, owner, SETTINGS) as shell:
+        await eventually(lambda: broker.held.calls)
+        broker.held.answer()
+        assert [type(error) for error in owner.errors] == [ValueError]
+        shell.abandon()
+
+
+async def test_acks_are_sent_when_there_is_no_channel_yet():
+    broker, owner = ScriptedBroker(), NotingOwner()
+    async with opened(broker, owner, SETTINGS) as shell:
+        await eventually(lambda: shell.outstanding == 2)
+        broker.is_connected = False
+        owner.take(shell)
+        await eventually(lambda: broker.cursor == 2)
 
 
 async def test_abandoned_partition_runs_nothing_more():

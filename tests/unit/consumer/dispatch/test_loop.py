@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 
 from keylane import Consumer, InvalidRequestError, LeaseLostError, Message, Producer
+from keylane.consumer import ConsumerSettings
+from keylane.consumer.dispatch.failing import FailureRecords
 from keylane.consumer.dispatch.loop import LoopDispatch
 from keylane.consumer.session.events import RunEnded, RunSpread, WorkWanted
 from keylane.errors import Reason, UsageError
+from keylane.protocol.clock import SystemClock
 from keylane.testing import VirtualCluster, run
+from support.cluster import eventually
 from support.consumer_options import consumer_options
+from support.pulling import FAST, NotingOwner, SuspectingBroker, opened
 from support.raising import raises
 
 Body = Callable[[VirtualCluster, Consumer], Awaitable[Any]]
@@ -111,6 +116,27 @@ def test_iteration_gets_other_keys_while_a_message_is_not_acked():
         assert int(following.value) == 1
 
     consume(body, b"a", b"a", b"b")
+
+
+async def test_loop_gets_messages_that_may_have_ended_a_process_one_at_a_time():
+    """Each once its broker knows that it begins, whatever the program asks for."""
+    clock = SystemClock()
+    records = FailureRecords(client="till", wall_ms=clock.wall_ms)
+    dispatch = LoopDispatch(clock=clock, handover_ms=100, check=lambda: None, records=records)
+    broker = SuspectingBroker()
+    broker.end = 4
+    settings = ConsumerSettings(backoff=FAST)
+    async with opened(broker, NotingOwner(), settings, dispatch=dispatch) as shell:
+        await eventually(lambda: shell.outstanding == 4)
+        for offset in range(2):
+            [message] = await dispatch.take_many(4, 5_000)
+            assert (message.offset, broker.begun) == (offset, list(range(offset + 1)))
+            assert await dispatch.take_many(4, 20) == []
+            await dispatch.ack(shell, message)
+        rest = await dispatch.take_many(4, 5_000)
+        assert [message.offset for message in rest] == [2, 3]
+        for message in rest:
+            await dispatch.ack(shell, message)
 
 
 def test_getmany_that_is_acked_as_a_whole_stays_a_run():

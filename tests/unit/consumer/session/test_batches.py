@@ -103,6 +103,12 @@ def test_batch_has_up_to_max_records_messages():
     assert steps.handled(batch, wanted=1) == [4, 5, 6, 7]
 
 
+def test_batches_that_were_pulled_together_are_handed_out_as_one():
+    steps = BatchSteps(*[NONE] * 4)
+    steps.pull(2, 2)
+    assert offsets_of(steps.take()) == [0, 1, 2, 3]
+
+
 def test_batch_may_have_several_messages_of_a_key_in_order():
     steps = BatchSteps(A, A, B, A)
     steps.pull(4)

@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from keylane.consumer.session.events import (
     CallFailed,
     LeaseGranted,
@@ -18,6 +20,7 @@ from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import OffsetOutOfRangeError, UnreachableError
 from keylane.protocol.frames import Read
+from keylane.protocol.limits import READ_WAIT_MS
 from keylane.protocol.message import Message
 from keylane.protocol.offsets import AckedOffsets
 from support.session.partition_model import PARTITION_ID, BatchModel
@@ -47,6 +50,7 @@ def test_session_reads_without_a_group():
     steps = reading(A)
     [read] = steps.ready.requests
     assert (type(read), read.partition_id, read.offset) == (Read, PARTITION_ID, 0)
+    assert read.wait_ms == READ_WAIT_MS, "the broker waits for messages"
 
 
 def test_handled_messages_are_acked_in_the_process():
@@ -132,6 +136,27 @@ def test_read_that_brings_nothing_at_once_is_repeated_after_a_pause():
     assert reads(steps) == [0]
     steps.step(Pulled([], 0, 0), after_ms=5_000)
     assert reads(steps) == [0], "this broker waits for messages"
+
+
+def test_acks_that_could_not_be_kept_are_kept_at_the_hand_over():
+    class FullOffsets(AckedOffsets):
+        is_full = True
+
+        def add(self, start: int, end: int) -> None:
+            if self.is_full:
+                raise MemoryError("no")
+            super().add(start, end)
+
+    acked = FullOffsets()
+    steps = reading(A, acked=acked)
+    steps.pull(1)
+    steps.want()
+    steps.handle(0)
+    with pytest.raises(MemoryError):
+        steps.step(Tick(), after_ms=20)
+    acked.is_full = False
+    steps.step(Stopped(500))
+    assert acked.cursor == 1
 
 
 def test_paused_session_reads_nothing():

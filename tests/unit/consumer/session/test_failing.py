@@ -12,6 +12,8 @@ from keylane.consumer.session.events import (
     WindowRead,
     WorkWanted,
 )
+from keylane.consumer.session.failing import FAILING_MAX, FailingMessages
+from keylane.consumer.session.offsets import HandledOffsets
 from keylane.consumer.session.ready import ReadWindow
 from keylane.protocol.frames import Ack, Acquired
 from keylane.protocol.message import Message
@@ -205,6 +207,27 @@ def test_redriven_message_is_named_only_if_no_other_fails():
     assert (told.source, told.offset) == (4, 7)
     fail(steps, 1)
     assert (named(steps).source, named(steps, after_ms=10_000).offset) == (None, 1)
+
+
+def test_redriven_message_is_named_since_its_first_failure():
+    steps = Steps(A)
+    steps.pull(1)
+    redriven = redrive(steps, b"c", 7)
+    steps.step(MessageFailed(redriven, failure()))
+    named(steps)
+    assert steps.step(WorkWanted(1), after_ms=100).hand_out[-1:] == [redriven]
+    steps.step(MessageFailed(redriven, failure(at_ms=9_000, attempts=2)))
+    told = named(steps)
+    assert (told.source, told.since_ms, told.attempts) == (4, FAILED_AT_MS, 2)
+
+
+def test_failures_of_a_limited_number_of_messages_are_kept():
+    """Those that came first: what is named is the oldest of them."""
+    failing = FailingMessages()
+    for offset in (*range(10, 10 + FAILING_MAX), 3):
+        message = Message("s", A, b"", offset, PARTITION_ID, 0)
+        failing.record(message, failure(), is_own=True)
+    assert failing.oldest(HandledOffsets()).offset == 10
 
 
 def test_redriven_message_is_named_no_more_once_it_is_handled():

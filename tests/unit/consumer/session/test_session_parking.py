@@ -6,18 +6,26 @@ from keylane.consumer.session.events import (
     MessageFailed,
     MessagesHandled,
     OperatorChanged,
+    Pulled,
     SettingsStored,
     Tick,
     WindowRead,
     WorkWanted,
 )
+from keylane.consumer.session.parking import CHANGES_MAX, WAITING_MAX, PartitionParking
 from keylane.consumer.session.ready import ReadWindow, SendChanges
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
-from keylane.protocol.errors import InvalidRequestError, OverloadedError, Reason
-from keylane.protocol.frames import Acquired, ListParked, ParkedChanged
+from keylane.protocol.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    Reason,
+    UnreachableError,
+)
+from keylane.protocol.frames import Acquired, ListParked, ParkedChanged, Pull
 from keylane.protocol.message import Message
 from keylane.protocol.parked import (
+    PARKED_ROWS_MAX,
     Free,
     Park,
     ParkedKeyRow,
@@ -218,6 +226,97 @@ def test_key_is_parked_again_before_it_is_redriven_after_an_unclean_end():
     assert not steps.requested(ReadWindow)
     steps.step(ParkedChanged(1))
     assert [each.key for each in steps.requested(ReadWindow)] == [A]
+
+
+def test_changes_are_sent_again_in_order_until_they_are_stored():
+    """What came meanwhile waits for the next request."""
+    steps = Steps(A, A, B, **PARKS)
+    steps.pull(1, 2)
+    steps.want()
+    steps.fail(0)
+    [sent] = steps.requested(SendChanges)
+    assert steps.want() == [2]
+    assert not steps.requested(SendChanges), "one is in flight at a time"
+    steps.step(CallFailed(sent, UnreachableError("no answer")))
+    steps.step(Tick(), after_ms=2_000)
+    assert changes_of(steps) == [Park(A, ((0, 1),), FAILURE)]
+    steps.step(ParkedChanged(1))
+    assert changes_of(steps) == [Park(A, ((1, 2),), None)]
+    steps.step(ParkedChanged(1))
+    assert not steps.session.parking
+
+
+def test_messages_that_follow_a_parked_one_stop_no_redrive():
+    """They may come all the time: a redrive that waited for them would never begin."""
+    steps = Steps(A, A, **PARKS)
+    steps.pull(1, 1)
+    steps.want()
+    steps.fail(0)
+    steps.step(ParkedChanged(1))
+    steps.want()
+    assert changes_of(steps) == [Park(A, ((1, 2),), None)]
+    steps.step(OperatorChanged(2))
+    steps.step(KeysListed(2, [ParkedKeyRow(A, ParkState.REDRIVING, 1)]))
+    assert [window.key for window in steps.requested(ReadWindow)] == [A]
+
+
+def test_dead_letters_that_fail_anew_stop_no_redrive_of_others():
+    """They fail all the time, each for itself."""
+    steps = Steps(NONE, **PARKS)
+    steps.pull(1)
+    steps.want()
+    steps.fail(0)
+    assert changes_of(steps) == [Park(None, ((0, 1),), FAILURE)]
+    steps.step(OperatorChanged(2))
+    steps.step(KeysListed(2, [ParkedKeyRow(None, ParkState.REDRIVING, 1)]))
+    assert [window.key for window in steps.requested(ReadWindow)] == [None]
+
+
+def test_request_has_a_limited_number_of_changes_and_rows():
+    """The messages of a key come in several requests, in their order."""
+    parking = PartitionParking()
+    for number in range(CHANGES_MAX + 1):
+        parking.free(b"%d" % number)
+    assert len(parking.take(may_die=False)) == CHANGES_MAX
+    parking.confirm()
+    parking.park(A, list(range(0, 4 * PARKED_ROWS_MAX, 2)), FAILURE)
+    assert [type(change) for change in parking.take(may_die=False)] == [Free, Park]
+    parking.confirm()
+    [second] = parking.take(may_die=False)
+    assert (second.ranges[0][0], second.failure) == (2 * PARKED_ROWS_MAX, None)
+    assert parking.messages == PARKED_ROWS_MAX
+
+
+def test_full_broker_gets_what_makes_room_and_keeps_the_messages_of_a_key_in_order():
+    parking = PartitionParking()
+    parking.park(A, [1], FAILURE)
+    parking.park(B, [2], None)
+    parking.park(A, [3], None)
+    assert len(parking.take(may_die=False)) == 3
+    assert parking.refuse()
+    parking.add(Unpark(b"c", 7, ((0, 1),)))
+    assert parking.take(may_die=False) == [Unpark(b"c", 7, ((0, 1),))]
+    parking.confirm()
+    assert parking.take(may_die=False) == [Park(A, ((1, 2),), FAILURE)]
+    parking.refuse()
+    assert parking.take(may_die=False) == [Park(B, ((2, 3),), None)]
+    parking.confirm()
+    assert not parking.is_full
+    both = [Park(A, ((1, 2),), FAILURE), Park(A, ((3, 4),), None)]
+    assert parking.take(may_die=False) == both
+
+
+def test_pulls_wait_while_many_messages_wait_to_be_parked():
+    count = WAITING_MAX + 1
+    steps = Steps(*[A] * count, buffer_messages=2 * count, **PARKS)
+    steps.pull(count)
+    steps.want()
+    steps.fail(0)
+    steps.step(Pulled([], count, count))
+    assert not steps.requested(Pull)
+    while steps.session.parking:
+        steps.step(ParkedChanged(1))
+    assert steps.session.calls.pull.is_in_flight
 
 
 def test_full_broker_gets_one_park_at_a_time():

@@ -1,9 +1,13 @@
 """A partition session, step by step: the promises of docs/CONSUMING.md, each as a story."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from keylane.consumer.session.acks import TRIES_PER_ACK
 from keylane.consumer.session.events import (
     CallFailed,
+    KeysListed,
     LeaseGranted,
     MessagesReturned,
     Paused,
@@ -14,14 +18,26 @@ from keylane.consumer.session.events import (
     WorkWanted,
 )
 from keylane.consumer.session.failure import Treatment
+from keylane.consumer.session.offsets import RANGES_PER_ACK
 from keylane.consumer.session.ready import CancelHandlers, Note, NoteKind
+from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import (
     FencedError,
     OffsetOutOfRangeError,
     OverloadedError,
     UnreachableError,
 )
-from keylane.protocol.frames import Ack, Acquire, Acquired, ListParked, Pull, Release, Released
+from keylane.protocol.frames import (
+    Ack,
+    Acked,
+    Acquire,
+    Acquired,
+    ListParked,
+    Pull,
+    Release,
+    Released,
+)
+from support.session.partition_model import BatchModel
 from support.session.steps import LEASE, LEASE_MS, Steps, offsets_of
 
 A, B, NONE = b"a", b"b", b""
@@ -85,6 +101,32 @@ def test_ack_leaves_after_its_linger():
     assert ack.ranges == ((0, 2),)
 
 
+@given(st.integers(1, 50), st.integers(20, 40), st.data())
+def test_acks_of_partitions_leave_together(linger_ms, multiple, data):
+    """Whenever their messages are handled between two multiples of the linger; none waits longer
+    than that.
+    """
+    due_ms = set()
+    for key in (A, B):
+        steps = Steps(key, ack_linger_ms=linger_ms)
+        steps.pull(1)
+        steps.want()
+        part_ms = data.draw(st.integers(0, linger_ms - 1))
+        steps.now_ms = handled_ms = (1_000 // linger_ms + multiple) * linger_ms + part_ms
+        steps.handle(0)
+        due_ms.add(steps.session.acks.due_ms)
+        assert 0 < steps.session.acks.due_ms - handled_ms <= linger_ms
+    assert len(due_ms) == 1
+
+
+def test_ack_leaves_at_once_without_a_linger():
+    steps = Steps(A, ack_linger_ms=0)
+    steps.pull(1)
+    steps.want()
+    steps.handle(0)
+    assert steps.requested(Ack)[0].ranges == ((0, 1),)
+
+
 def test_failed_ack_is_sent_again_with_what_was_handled_since():
     steps = Steps(A, B)
     steps.pull(2)
@@ -96,6 +138,92 @@ def test_failed_ack_is_sent_again_with_what_was_handled_since():
     steps.step(CallFailed(ack, UnreachableError("no answer")))
     steps.step(Tick(), after_ms=2_000)
     assert steps.requested(Ack)[0].ranges == ((0, 2),)
+
+
+def test_ack_that_comes_while_a_request_is_in_flight_is_in_the_next_one():
+    """No further handler has to end for that."""
+    steps = Steps(A, B)
+    steps.pull(2)
+    steps.want(2)
+    steps.handle(0)
+    steps.step(Tick(), after_ms=20)
+    steps.handle(1)
+    steps.step(Tick(), after_ms=20)
+    assert not steps.requested(Ack), "one is in flight at a time"
+    steps.ack(1)
+    assert steps.requested(Ack)[0].ranges == ((1, 2),)
+
+
+def test_ack_lingers_also_after_the_answer_to_the_last_request():
+    """A request would follow each answer at once under load, each with a sync of a disk."""
+    steps = Steps(A, B, ack_linger_ms=20)
+    steps.pull(2)
+    steps.want(2)
+    steps.handle(0)
+    steps.step(Tick(), after_ms=20)
+    steps.now_ms += 3
+    steps.handle(1)
+    steps.now_ms += 3
+    steps.ack(1)
+    assert not steps.requested(Ack)
+    assert steps.ready.wait_until_ms == steps.now_ms + 14
+    steps.step(Tick(), after_ms=14)
+    assert steps.requested(Ack)[0].ranges == ((1, 2),)
+
+
+def test_acks_that_did_not_fit_into_a_request_are_sent_after_its_answer():
+    count = 2 * (RANGES_PER_ACK + 5)
+    steps = Steps(*[NONE] * count)
+    steps.pull(count)
+    steps.want(count)
+    steps.handle(*range(1, count, 2))
+    steps.step(Tick(), after_ms=20)
+    assert len(steps.requested(Ack)[0].ranges) == RANGES_PER_ACK
+    steps.ack()
+    assert len(steps.requested(Ack)[0].ranges) == 5
+
+
+def test_request_reports_a_limited_number_of_failed_tries():
+    count = TRIES_PER_ACK + 5
+    steps = Steps(*[NONE] * count)
+    steps.pull(count)
+    steps.want(count)
+    for offset in range(count):
+        steps.fail(offset)
+    steps.step(Tick(), after_ms=20)
+    assert len(steps.requested(Ack)[0].failed) == TRIES_PER_ACK
+    steps.ack()
+    assert len(steps.requested(Ack)[0].failed) == 5
+
+
+def test_ack_in_flight_at_a_hand_over_is_sent_again_when_it_fails():
+    steps = Steps(A)
+    steps.pull(1)
+    steps.want()
+    steps.handle(0)
+    steps.step(Tick(), after_ms=20)
+    [ack] = steps.requested(Ack)
+    steps.step(Stopped(500))
+    assert not steps.requested(Release)
+    steps.step(CallFailed(ack, UnreachableError("no answer")))
+    assert not steps.requested(Release)
+    steps.step(Tick(), after_ms=2_000)
+    assert steps.requested(Ack)[0].ranges == ((0, 1),)
+    steps.ack(1)
+    assert steps.requested(Release)
+
+
+def test_parked_keys_are_listed_once_when_an_ack_is_answered_with_a_newer_version():
+    steps = Steps(A, B)
+    steps.pull(2)
+    steps.want(2)
+    for offset in (0, 1):
+        steps.handle(offset)
+        steps.step(Tick(), after_ms=20)
+        steps.step(Acked(offset + 1, 3))
+        assert len(steps.requested(ListParked)) == (offset == 0)
+        if offset == 0:
+            steps.step(KeysListed(3, []))
 
 
 def test_message_that_fails_waits_and_so_does_its_key():
@@ -168,6 +296,42 @@ def test_message_is_not_handed_out_when_its_ack_before_it_is_refused():
     assert [note.kind for note in steps.ready.notes] == [NoteKind.FENCED, NoteKind.LOST]
     assert steps.session.has_ended
     assert steps.want() == []
+
+
+def test_message_acked_before_is_acked_once():
+    steps = Steps(A, ack="before")
+    steps.pull(1)
+    steps.want()
+    steps.ack(1)
+    steps.handle(0)
+    steps.step(Tick(), after_ms=1_000)
+    assert not [ack for ack in steps.requested(Ack) if ack.ranges]
+    assert steps.session.intake.held == 0
+
+
+def test_ack_before_waits_while_the_broker_takes_no_more_ranges():
+    steps = Steps(A, B, ack="before")
+    steps.pull(2)
+    steps.want()
+    for _ in range(2):
+        [ack] = steps.requested(Ack)
+        steps.step(CallFailed(ack, OverloadedError("more acked ranges above the cursor")))
+        assert not steps.ready.hand_out
+        steps.step(Tick(), after_ms=10_000)
+    assert steps.requested(Ack)[0].ranges == ((0, 1),)
+    assert offsets_of(steps.ack(1).hand_out) == [0]
+
+
+def test_message_is_the_next_owners_when_its_ack_before_was_fenced():
+    """It is not lost: the broker has no ack of it."""
+    steps = Steps(A, ack="before")
+    steps.pull(1)
+    steps.want()
+    [ack] = steps.requested(Ack)
+    steps.step(CallFailed(ack, FencedError(token=5, current_token=9)))
+    assert not steps.ready.hand_out
+    assert steps.session.has_ended
+    assert [note.kind for note in steps.ready.notes] == [NoteKind.FENCED]
 
 
 def test_message_acked_before_is_lost_when_its_handler_fails():
@@ -299,6 +463,92 @@ def test_failed_pull_raises_the_fence_again_and_handlers_go_on():
     assert steps.want() == [0]
 
 
+def test_pauses_grow_while_the_answers_of_pulls_have_a_gap():
+    """Each one raises the fence again, so they become rarer. No message is passed by."""
+    steps = Steps(*[A] * 6, backoff=Backoff(first_ms=100, max_ms=1_000, factor=4))
+    gap = Pulled([BatchModel(steps.keys, 4, 6)], 6, 6)
+    for shortest_ms in (50, 200, 500):
+        steps.step(gap)
+        assert steps.requested(Acquire)
+        steps.step(Acquired(0, (), 6, False))
+        steps.step(Tick(), after_ms=shortest_ms - 1)
+        assert not steps.requested(Pull)
+        steps.step(Tick(), after_ms=shortest_ms + 2)
+        assert [pull.offset for pull in steps.requested(Pull)] == [0]
+    assert steps.want() == []
+
+
+def test_part_of_an_answer_behind_a_gap_is_pulled_again():
+    steps = Steps(*[A] * 6)
+    steps.step(Pulled([BatchModel(steps.keys, 0, 2)], 2, 6, has_more=True))
+    steps.step(Pulled([BatchModel(steps.keys, 4, 6)], 6, 6, has_more=True))
+    steps.step(Acquired(0, (), 6, False))
+    steps.step(Tick(), after_ms=2_000)
+    assert [pull.offset for pull in steps.requested(Pull)] == [2]
+    assert steps.want(6, run=6) == [0, 1]
+
+
+def test_first_pull_begins_at_the_cursor():
+    steps = Steps(*[A] * 4, acquired=Acquired(2, (), 4, False))
+    assert [pull.offset for pull in steps.requested(Pull)] == [2]
+
+
+def test_failed_tries_are_reported_until_the_broker_has_them():
+    steps = Steps(A)
+    steps.pull(1)
+    steps.want()
+    steps.fail(0)
+    steps.step(Tick(), after_ms=20)
+    [ack] = steps.requested(Ack)
+    steps.step(WorkWanted(1), after_ms=100)
+    steps.fail(0)
+    steps.step(CallFailed(ack, UnreachableError("no answer")))
+    steps.step(Tick(), after_ms=2_000)
+    assert steps.requested(Ack)[0].failed == ((0, 2),)
+
+
+def test_try_that_fails_while_the_last_one_is_reported_is_reported_too():
+    steps = Steps(A)
+    steps.pull(1)
+    steps.want()
+    steps.fail(0)
+    steps.step(Tick(), after_ms=20)
+    assert steps.requested(Ack)[0].failed == ((0, 1),)
+    steps.step(WorkWanted(1), after_ms=100)
+    steps.fail(0)
+    steps.ack()
+    assert steps.session.acks.tries == {0: 2}
+    steps.step(Tick(), after_ms=20)
+    assert steps.requested(Ack)[0].failed == ((0, 2),)
+    steps.ack()
+    assert not steps.session.acks.tries
+
+
+def test_renewal_during_a_hand_over_starts_no_handler():
+    steps = Steps(A, B)
+    steps.pull(2)
+    steps.want()
+    steps.step(Stopped(500))
+    steps.step(LeaseGranted(steps.now_ms + 2 * LEASE_MS))
+    assert steps.want() == []
+    assert steps.session.tenure.until_ms == steps.now_ms + 2 * LEASE_MS
+
+
+def test_first_fence_is_kept():
+    """Pulls and acks may both be refused."""
+    steps = Steps(A)
+    steps.pull(1)
+    [pull] = steps.requested(Pull)
+    message = steps.step(WorkWanted(1)).hand_out[0]
+    steps.step(CallFailed(pull, FencedError(token=5, current_token=7)))
+    steps.step(CallFailed(pull, FencedError(token=5, current_token=9)))
+    assert steps.session.tenure.fence == 7
+    steps.step(LeaseGranted(steps.now_ms + 2 * LEASE_MS))
+    assert steps.session.tenure.until_ms < steps.now_ms + 2 * LEASE_MS
+    steps.step(MessagesReturned([message]))
+    assert steps.session.has_ended
+
+
 def test_messages_removed_by_retention_are_counted_and_passed():
     steps = Steps(*[A] * 9)
     pull = Pull(*LEASE, 0, 1, 1)
@@ -322,6 +572,15 @@ def test_left_out_ranges_are_acked_without_a_handler():
     steps.step(Pulled([], 6, 6, left_out=((0, 6),)))
     steps.step(Tick(), after_ms=20)
     assert steps.requested(Ack)[0].ranges == ((0, 6),)
+
+
+def test_left_out_ranges_at_the_sealed_end_are_acked_at_once():
+    """The children wait for that."""
+    steps = Steps(*[A] * 4)
+    steps.step(Pulled([], 4, 4, is_sealed=True, left_out=((0, 4),)))
+    assert steps.requested(Ack)[0].ranges == ((0, 4),)
+    steps.ack(4)
+    assert steps.session.is_drained
 
 
 def test_range_limit_halves_the_request_and_stops_pulls():
@@ -375,6 +634,15 @@ def test_session_whose_handler_runs_renews_the_pull_lock():
     assert steps.ready.wait_until_ms == steps.now_ms + 3_000
     steps.step(Tick(), after_ms=3_000)
     assert steps.requested(Ack)[0].ranges == ()
+
+
+def test_pull_lock_is_renewed_in_time_when_acks_linger_for_longer():
+    steps = Steps(A, A, ttl_ms=9_000, ack_linger_ms=10_000)
+    steps.pull(2)
+    steps.want()
+    steps.handle(0, wanted=1)
+    steps.step(Tick(), after_ms=3_000)
+    assert steps.requested(Ack)[0].ranges == ((0, 1),)
 
 
 def test_paused_session_renews_the_pull_lock():

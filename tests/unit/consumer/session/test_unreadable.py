@@ -69,12 +69,13 @@ def test_rows_that_were_passed_over_are_read_again_after_a_pause_that_grows():
     steps = redriving(None)
     for shortest_ms in (50, 200):
         [window] = windows(steps)
-        steps.step(SourceUnreadable(window.number, AWAY))
+        steps.step(SourceUnreadable(window.number, AWAY, first_row=7))
         steps.step(WindowRead(window.number, []))
         steps.step(Tick(), after_ms=shortest_ms - 1)
         assert not windows(steps)
         steps.step(Tick(), after_ms=2 * shortest_ms + 1)
-        assert windows(steps)[0].passed_over == ()
+        [again] = windows(steps)
+        assert (again.passed_over, again.first_row) == ((), 0)
 
 
 def test_rows_that_were_passed_over_are_not_listed_for_each_window():
@@ -121,6 +122,22 @@ def test_key_that_may_have_ended_a_process_lets_others_go_on_while_it_cannot_be_
     assert second.key == b"b"
     steps.step(Tick(), after_ms=LONGEST_MS)
     assert not windows(steps), "one at a time"
+
+
+def test_loose_message_that_may_have_ended_a_process_is_alone_behind_an_unreadable_one():
+    """What is passed over is no window: the first messages that are handed out are the careful
+    ones.
+    """
+    steps = redriving(b"", b"k", unreleased=True)
+    assert parked(steps) == [b""]
+    steps.step(ParkedChanged(1))
+    [window] = windows(steps)
+    steps.step(SourceUnreadable(window.number, AWAY))
+    assert parked(steps) == [], "the other key waits"
+    [window] = windows(steps)
+    assert (window.key, window.passed_over) == (b"", ((AWAY, MAX_I64),))
+    assert read(steps, window.number, (NEAR, 1)) == [1]
+    assert parked(steps) == [], "that is not stored"
 
 
 def parked(steps: Steps) -> list[object]:
