@@ -167,7 +167,7 @@ def find_next_ms(session: PartitionSession, now_ms: int) -> int:
     tenure, calls, suspects = session.tenure, session.calls, session.suspects
     if session.has_ended:
         return NEVER
-    next_ms = min(tenure.cancel_ms, tenure.flush_until_ms)
+    next_ms = min(tenure.cancel_due_ms, tenure.flush_until_ms)
     for slot in calls.every:
         if now_ms < slot.not_before_ms < next_ms:
             next_ms = slot.not_before_ms

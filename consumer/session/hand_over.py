@@ -21,12 +21,14 @@ from .tenure import NEVER, SessionPhase
 
 
 def stop(session: PartitionSession, grace_ms: int, now_ms: int) -> None:
-    """Begin to hand over; running handlers have `grace_ms`, but not beyond the lease."""
+    """Begin to hand over; running handlers have `grace_ms`, but not beyond the lease, which may be
+    renewed meanwhile.
+    """
     tenure, lanes, suspects = session.tenure, session.lanes, session.suspects
     if not tenure.is_live:
         return
     tenure.phase = SessionPhase.STOPPING
-    tenure.cancel_ms = min(now_ms + grace_ms, max(now_ms, tenure.until_ms))
+    tenure.cancel_ms = now_ms + grace_ms
     is_waiting = lanes.columns is not None and lanes.columns.in_hand is None
     if suspects is not None and (is_waiting or suspects.phase in NOT_BEGUN):
         end_suspect(session)
@@ -91,7 +93,7 @@ def proceed(session: PartitionSession, now_ms: int) -> None:
         stop(session, 0, now_ms)
     if tenure.phase is not SessionPhase.STOPPING:
         return
-    if now_ms >= tenure.cancel_ms:
+    if now_ms >= tenure.cancel_due_ms:
         tenure.cancel_ms = NEVER
         if not lanes.is_idle:
             session.output.requests.append(CancelHandlers())

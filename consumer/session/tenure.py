@@ -70,9 +70,14 @@ class Tenure:
         self.fence: int | None = None
         """The higher token that the broker has seen, 0 if it is unknown; None: not fenced."""
         self.cancel_ms = NEVER
-        """When running handlers are cancelled."""
+        """When running handlers have had their time; see `cancel_due_ms`."""
         self.flush_until_ms = NEVER
         """When the session ends, whatever is not flushed."""
+
+    @property
+    def cancel_due_ms(self) -> int:
+        """When running handlers are cancelled, as the lease is now; NEVER: they are not."""
+        return NEVER if self.cancel_ms == NEVER else min(self.cancel_ms, self.until_ms)
 
     @property
     def is_live(self) -> bool:
