@@ -24,6 +24,7 @@ import pytest
 from keylane import Message, Retry
 from keylane.admin import ParkState
 from keylane.errors import BusyError, InvalidRequestError, NotFoundError, Reason
+from keylane.protocol.text import key_digest
 from keylane.testing import VirtualCluster
 from support.billing_shop import BILLING, ORDERS, BillingShop, open_shop
 
@@ -407,7 +408,7 @@ async def test_orders_are_billed_at_once_when_no_two_owners_were_killed_in_a_row
 
 
 async def test_redriven_order_that_ends_its_process_stays_parked(
-    keylane_cluster: VirtualCluster,
+    keylane_cluster: VirtualCluster, caplog: pytest.LogCaptureFixture
 ):
     async with open_shop(keylane_cluster) as shop:
         first = shop.start_biller("first", **PARK)
@@ -425,7 +426,12 @@ async def test_redriven_order_that_ends_its_process_stays_parked(
         parked = await shop.until_set_aside(3)
         assert parked.failure is not None
         assert (parked.state, parked.failure.kind) == (ParkState.PARKED, "crashed")
+        assert (parked.failure.attempts, parked.failure.text.split(", ")[-1]) == (2, "2 times")
         assert "third" not in billers_of(shop, "anna-1")
+        # and the owner that parked it before it began has said so
+        lines = [text for text in caplog.messages if "parked again before they are handled" in text]
+        assert len(lines) == 1
+        assert f"{ORDERS} partition 1 in group {BILLING}, {key_digest(b'anna')}: its" in lines[0]
 
 
 async def test_order_of_a_shared_group_that_ends_its_process_is_dead_after_three_ends(

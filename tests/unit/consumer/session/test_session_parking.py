@@ -8,7 +8,7 @@ from keylane.consumer.session.events import (
     WindowRead,
     WorkWanted,
 )
-from keylane.consumer.session.ready import ReadWindow, SendChanges
+from keylane.consumer.session.ready import Note, NoteKind, ReadWindow, SendChanges
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import InvalidRequestError, OverloadedError, Reason
 from keylane.protocol.frames import Acquired, ListParked, ParkedChanged
@@ -176,9 +176,23 @@ def test_key_is_parked_again_before_it_is_redriven_after_an_unclean_end():
     steps.step(KeysListed(1, rows))
     [park] = changes_of(steps)
     assert (park.key, park.ranges, park.failure.kind, park.token) == (A, (), "crashed", 5)
+    assert park.failure.attempts == 2, "that of the last owner, and this one"
+    assert park.failure.text.endswith("while it was handled, 2 times")
+    assert steps.ready.notes == (Note(NoteKind.PROTECTED, key=A),)
     assert not steps.requested(ReadWindow)
     steps.step(ParkedChanged(1))
     assert [each.key for each in steps.requested(ReadWindow)] == [A]
+
+
+def test_key_that_is_chosen_after_an_unclean_end_counts_one_try_before_it_begins():
+    """The last owner did not have it."""
+    acquired = Acquired(0, ((0, 2),), 4, False, (), unreleased=True)
+    steps = Steps(A, A, A, B, acquired=acquired, **PARKS)
+    steps.step(OperatorChanged(1))
+    steps.step(KeysListed(1, [ParkedKeyRow(A, ParkState.REDRIVING, 1)]))
+    [park] = changes_of(steps)
+    assert park.failure.attempts == 1
+    assert park.failure.text.endswith("while it was handled, 1 time")
 
 
 def test_full_broker_gets_one_park_at_a_time():
