@@ -3,6 +3,7 @@
 AssignmentLog.format_partitions(ids, now_ms)    "has partitions 1, 2; got 2 from vm:812 (rebalance)"
 AssignmentLog.format_lag(messages, seconds, now_ms)    after a minute, then ever more rarely
 waiting_text(group)                        who has the partitions for which a member waits
+unanswered_text(error)                     if the metaserver does not say
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from ..protocol.control import GroupView, LeaseEnd, PreviousOwner
+from ..protocol.errors import KeylaneError
 from ..protocol.text import counted, format_seconds, listed
 
 LINE_MS_MIN = 1_000
@@ -127,6 +129,11 @@ def _grouped(reasons: Mapping[int, str], form: str) -> str:
         form.format(listed(ids), reason) if reason else listed(ids)
         for reason, ids in ids_by_reason.items()
     )
+
+
+def unanswered_text(error: KeylaneError) -> str:
+    """Return the reason why a member has no partition, if no metaserver answers who has them."""
+    return f"the metaserver, which grants them, does not answer: {error.message}"
 
 
 def waiting_text(group: GroupView, own_client: str) -> str:

@@ -20,19 +20,24 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from ..protocol.clock import Clock
 from ..protocol.codecs.codec import Codec
 from ..protocol.control import Grant, Grants
-from ..protocol.errors import KeylaneError
+from ..protocol.errors import KeylaneError, UnreachableError
 from ..protocol.ids import MAX_I64
 from ..protocol.operations import SubjectHistory
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.connections import Connections
 from ..rpc.race import start_task
-from .assignment_log import WAITS, AssignmentLog, source_text, waiting_text
+from .assignment_log import (
+    WAITS,
+    AssignmentLog,
+    source_text,
+    unanswered_text,
+    waiting_text,
+)
 from .broadcast import Broadcast
 from .broker_reachability import BrokerReachability
 from .delivery.filter import MessageFilter
@@ -535,8 +540,13 @@ class Assignments:
         """Log why the consumer has no partition, and what the metaserver reports about the other
         members.
         """
-        with suppress(KeylaneError):  # the line is also correct without it
-            text = text.replace(WAITS, waiting_text(await membership.group(), membership.client))
+        try:
+            waits_for = waiting_text(await membership.group(), membership.client)
+        except UnreachableError as error:
+            waits_for = unanswered_text(error)
+        except KeylaneError:
+            waits_for = WAITS
+        text = text.replace(WAITS, waits_for)
         if not self._clients:
             log.info("%s %s", self._name, text)
 

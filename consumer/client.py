@@ -25,6 +25,7 @@ from ..protocol.errors import (
     InvalidRequestError,
     PartitionUnknownError,
     Reason,
+    UnreachableError,
     UsageError,
 )
 from ..protocol.http.tls_settings import TlsSettings
@@ -643,7 +644,11 @@ class Consumer(LoopBoundClient, Generic[V]):
                 error = HandlerTypeError("run() needs a handler, and this consumer has none")
                 error.hint = "Pass handler=, or iterate over it inside its `async with` block."
                 raise error
-            if await self._open_unless(stop.event):
+            try:
+                is_open = await self._open_unless(stop.event)
+            except UnreachableError as error:
+                raise error.with_traceback(None) from None  # a script ends with this error
+            if is_open:
                 try:
                     await self._run(stop.event)
                 finally:

@@ -8,7 +8,14 @@ from contextlib import AsyncExitStack
 from typing import Protocol
 
 from ..protocol.control import SHORT_TEXT_CHARS_MAX
-from ..protocol.errors import ClosedError, ConfigError, HandlerTypeError, Reason, UsageError
+from ..protocol.errors import (
+    ClosedError,
+    ConfigError,
+    HandlerTypeError,
+    Reason,
+    UnreachableError,
+    UsageError,
+)
 from ..protocol.ids import check_name
 from ..protocol.text import counted
 from ..rpc.environment import environment_of
@@ -153,6 +160,8 @@ class ConsumerSet:
             try:
                 if not self._open:
                     await self.open()
+            except UnreachableError as error:
+                raise error.with_traceback(None) from None  # a script ends with this error
             except ClosedError:
                 if close_count == self._close_count:
                     raise

@@ -51,7 +51,7 @@ from ..protocol.offsets import AckedOffsets
 from ..protocol.parked import Failure, encode_parked
 from ..protocol.record import Header
 from ..protocol.routing import ConsumeStrategy
-from ..protocol.text import MAYBE_OLDER_COPY, counted
+from ..protocol.text import MAYBE_OLDER_COPY, counted, key_digest
 from ..rpc.connections import Connections
 from ..rpc.loop_binding import LoopBinding
 from ..rpc.network import Calling, Channel
@@ -471,6 +471,8 @@ class SessionShell:
                 self.log_name,
                 counted(note.count, "message was", "messages were"),
             )
+        elif note.kind is NoteKind.PROTECTED:
+            log.warning("%s, %s: %s", self.log_name, key_digest(note.key), note.kind)
         elif note.kind is not NoteKind.LAPSED:
             log.warning("%s: %s (offset %d)", self.log_name, note.kind, note.offset)
 

@@ -460,7 +460,9 @@ class GroupMember(Struct, frozen=True, kw_only=True):
 
 
 class EndedMember(Struct, frozen=True, kw_only=True):
-    """The member of a group whose session was the last to end."""
+    """The member of a group whose session was the last to end. If its client has joined again, it
+    is a member too.
+    """
 
     client: str
     left: bool

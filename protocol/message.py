@@ -166,6 +166,9 @@ class Message(msgspec.Struct, Generic[V], gc=False):
     """
     fencing_token: int = 0
     attempt: int = 1
+    """One more than the number of failed tries that are counted; 1 in a reader. In an exclusive
+    group a try that ends with its process is counted only if the message was handed out alone.
+    """
     packed_properties: bytes = b""
     delivery: Delivery | None = None
 

@@ -209,12 +209,12 @@ class Connections:
                 await open_client()
                 return
             except UnreachableError as error:
-                if error.retry is RetryRule.NEVER:
-                    raise
-                if not self.wait_s:
+                is_final = error.retry is RetryRule.NEVER
+                if not (self.wait_s or is_final):
                     error.hint = f"{error.hint} {WAIT_HINT}"
-                if now_s() + READY_POLL_S >= deadline_s:
-                    raise
+                if is_final or now_s() + READY_POLL_S >= deadline_s:
+                    # Its text says all that its cause and the calls in this package would.
+                    raise error.with_traceback(None) from None
                 await asyncio.sleep(READY_POLL_S)
 
     def _log_wait(self, cause: str) -> None:

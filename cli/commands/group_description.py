@@ -135,7 +135,10 @@ def member_lines(group: GroupDescription) -> list[str]:
         wait = "waits" if len(idle) == 1 else "wait"
         lines.append(f"{members} for {partitions}: {listed(idle)} {wait}")
     ended = group.ended
-    if ended is not None and not ended.left and (ended.ended_ms or 0) < ENDED_SHOWN_MS:
+    joined_again = ended is not None and ended.client in {each.client for each in group.members}
+    if ended is None or ended.left or joined_again:
+        return lines
+    if (ended.ended_ms or 0) < ENDED_SHOWN_MS:
         lines.append(_ended_text(ended))
     return lines
 

@@ -226,6 +226,30 @@ class HandlerLog:
         """
         return self._end(message, now_ms, handled=False)
 
+    def record_cancelled(
+        self, message: Message, count: int, now_ms: int, *, again: bool
+    ) -> LogLine | None:
+        """
+        Record that a handler was cancelled, because its partition is handed over.
+
+        Args:
+            count: the number of messages that the handler had, of which `message` is the first.
+            again: True if the next owner handles them again; False: they are acked already.
+        """
+        if _message_id(message) in self._failing:
+            return self._end(message, now_ms, handled=False)
+        self._name = consumer_name(message.subject, getattr(message.delivery, "group", ""))
+        if self._line_limit.admit(now_ms, None) is None:
+            self._given_up += 1
+            return None
+        batch = f" and {counted(count - 1, 'more message')}" if count > 1 else ""
+        next_owner = "handles" if again else "does not handle"
+        return LogLine(
+            f"{self._runner} of {message_name(message)}{batch} was cancelled, because its lease "
+            f"has ended or its partition is handed over; the next owner {next_owner} "
+            f"{'it' if count == 1 else 'them'} again{'' if again else ': acked already'}"
+        )
+
     def build_summary(self, now_ms: int, *, last: bool = False) -> LogLine | None:
         """Return a summary of the messages that were not logged individually if one is due, or in
         any case if `last` is set. Call this about once a second.
@@ -250,7 +274,9 @@ class HandlerLog:
             text = f"{self._name}: {failing} in handlers{self._describe_unlogged(now_ms)}"
             text += f"; {ended}" if self._handled or self._given_up else ""
         else:
-            text = f"{self._name}: of the other messages that failed or hung {ended}"
+            text = (
+                f"{self._name}: of the other messages that failed, hung or were cancelled {ended}"
+            )
         self._handled = self._given_up = 0
         return LogLine(text)
 

@@ -341,8 +341,8 @@ class WorkerPool:
             if worker.cancelled_message is message:
                 assert message is not None
                 worker.uncancel()
+                self._log_cancelled(worker, message)
                 self._jobs.give_back(worker)
-                log_line(self.failures.lines.record_given_up(message, self.boot_ms()))
                 return
         assert worker.task is not None
         if (is_timed_out or worker.task.cancelling()) and not is_closed:
@@ -354,6 +354,16 @@ class WorkerPool:
         if is_closed or not isinstance(error, Exception | asyncio.CancelledError):
             raise error  # `_run`, the worker's outermost coroutine, handles it
         self._jobs.fail(worker, error)
+
+    def _log_cancelled(self, worker: Worker, message: Message) -> None:
+        assert worker.shell is not None
+        settings, lines = worker.shell.state.settings, self.failures.lines
+        if settings.broadcast:  # it has no next owner
+            log_line(lines.record_given_up(message, self.boot_ms()))
+            return
+        count = 1 if worker.messages is None else len(worker.messages)
+        again = settings.ack is not AckMode.BEFORE
+        log_line(lines.record_cancelled(message, count, self.boot_ms(), again=again))
 
     def _recover_from_close(self, worker: Worker, error: BaseException) -> None:
         """

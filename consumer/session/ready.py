@@ -102,6 +102,10 @@ class NoteKind(enum.StrEnum):
     CAREFUL = "messages are handed out one at a time, because one may have ended two processes"
     LOST = "the lease ended while messages were acked: no handler gets them"
     RANGE_LIMIT = "acks wait for older messages to be acked"
+    PROTECTED = (
+        "its redriven messages are parked again before they are handled, because the last owner "
+        "ended without handing over; if this one does too, they stay parked, as crashed"
+    )
     GONE = "parked messages were removed by retention, and are given up"
     NO_REDRIVES = "this consumer cannot redrive parked messages"
 
@@ -116,6 +120,8 @@ class Note(Struct, frozen=True):
     message: Message | None = None
     """The message that ended processes."""
     is_set_aside: bool = False
+    key: bytes = b""
+    """The key of PROTECTED."""
 
 
 class FailureOutcome(Struct, frozen=True, gc=False):

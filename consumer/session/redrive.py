@@ -52,6 +52,7 @@ class Window:
         "failure",
         "failures",
         "gives_up",
+        "is_inherited",
         "is_probe",
         "is_stopped",
         "key",
@@ -83,6 +84,8 @@ class Window:
         """True if the key stays parked."""
         self.failure: Failure | None = None
         """The last failure of a loose message that stays parked."""
+        self.is_inherited = False
+        """True if its key was chosen under an earlier owner, which may have handled it."""
         self.gives_up = False
         """True for dead letters that an earlier owner may have ended with: they stay dead."""
         self.not_before_ms = 0
@@ -157,11 +160,10 @@ class RedriveWindows:
         if key in self.keys:
             return
         self.keys.add(key)
-        if key != RETRIED:
-            self._new(key, WindowPhase.UNPROTECTED if self.is_careful else WindowPhase.DUE)
-            return
-        window = self._new(key, WindowPhase.DUE)
-        window.gives_up = self.is_careful and is_inherited
+        is_unprotected = self.is_careful and key != RETRIED
+        window = self._new(key, WindowPhase.UNPROTECTED if is_unprotected else WindowPhase.DUE)
+        window.is_inherited = is_inherited
+        window.gives_up = self.is_careful and is_inherited and key == RETRIED
 
     def _new(self, key: ParkKey, phase: WindowPhase) -> Window:
         self._sequence += 1

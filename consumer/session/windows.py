@@ -20,6 +20,7 @@ from ...protocol.parked import (
     crash_failure,
     is_loose,
 )
+from ...protocol.text import counted
 from .aside import DueRetry
 from .events import KeysListed, SourceUnreadable, WindowRead
 from .parking import Pending
@@ -102,8 +103,13 @@ def _protect(session: PartitionSession, window: Window, now_ms: int) -> None:
         window.key = begun
         session.parking.add(change, window=window.number)
         return
-    failure = crash_failure("again", at_ms=session.tenure.epoch_ms + now_ms, attempts=1)
+    crashes = 2 if window.is_inherited else 1  # this process, and that of the earlier owner
+    failure = crash_failure(
+        counted(crashes, "time"), at_ms=session.tenure.epoch_ms + now_ms, attempts=crashes
+    )
     token = session.tenure.lease[3]
+    if isinstance(window.key, bytes):
+        session.output.notes.append(Note(NoteKind.PROTECTED, key=window.key))
     session.parking.park(window.key, [], failure, token=token, window=window.number)
 
 

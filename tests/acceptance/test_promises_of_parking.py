@@ -24,6 +24,7 @@ import pytest
 from keylane import Message, Retry
 from keylane.admin import ParkState
 from keylane.errors import BusyError, InvalidRequestError, NotFoundError, Reason
+from keylane.protocol.text import key_digest
 from keylane.testing import VirtualCluster
 from support.billing_shop import BILLING, ORDERS, BillingShop, open_shop
 
@@ -194,6 +195,45 @@ async def test_tries_of_several_owners_count_together(keylane_cluster: VirtualCl
         assert parked.failure.attempts == 3
         assert billers_of(shop, "anna-1").count("first") >= 1
         assert len(shop.tries_of("anna-1")) == 3
+
+
+@pytest.mark.parametrize(
+    ("strategy", "attempts"),
+    [("exclusive", [1, 2, 3, 3, 3, 5, 6]), ("shared", [1, 2, 3, 4, 5, 6, 7])],
+)
+async def test_try_that_ends_with_its_process_is_counted_where_the_broker_knows_it(
+    keylane_cluster: VirtualCluster, strategy: str, attempts: list[int]
+):
+    """In an exclusive group once the order was billed alone, and then once for the ends before."""
+    options = {"settings": {"consume_strategy": strategy}, "on_failure": "block"}
+    async with open_shop(keylane_cluster) as shop:
+        # given an order that has failed twice, and then ends each process
+        shop.broken = {"anna-1"}
+        await shop.place("anna-1")
+        first = shop.start_biller("first", **options)
+        await shop.until_tried("anna-1", 2)
+        await asyncio.sleep(0.05)
+        shop.fatal = {"anna-1"}
+        await keylane_cluster.until(lambda: not first.running)
+        for name in ("second", "third", "fourth", "fifth"):
+            await bill_until_ended(shop, name, **options)
+        assert [each.attempt for each in shop.tries_of("anna-1")] == attempts
+
+
+async def test_tries_of_a_redriven_order_are_counted_from_one_by_each_owner(
+    keylane_cluster: VirtualCluster,
+):
+    async with open_shop(keylane_cluster) as shop:
+        first = shop.start_biller("first", **PARK)
+        await park_anna(shop)
+        assert [each.attempt for each in shop.tries_of("anna-1")] == [1, 2, 3]
+        await redrive(shop, key="anna")
+        await shop.until_tried("anna-1", 5)
+        await first.stop()
+        shop.start_biller("second", **PARK)
+        await shop.until_tried("anna-1", 8)
+        redriven = shop.tries_of("anna-1")[3:]
+        assert [each.attempt for each in redriven] == [1, 2, 1, 2, 3]
 
 
 async def test_order_whose_handler_raises_system_exit_is_set_aside(
@@ -407,7 +447,7 @@ async def test_orders_are_billed_at_once_when_no_two_owners_were_killed_in_a_row
 
 
 async def test_redriven_order_that_ends_its_process_stays_parked(
-    keylane_cluster: VirtualCluster,
+    keylane_cluster: VirtualCluster, caplog: pytest.LogCaptureFixture
 ):
     async with open_shop(keylane_cluster) as shop:
         first = shop.start_biller("first", **PARK)
@@ -425,7 +465,12 @@ async def test_redriven_order_that_ends_its_process_stays_parked(
         parked = await shop.until_set_aside(3)
         assert parked.failure is not None
         assert (parked.state, parked.failure.kind) == (ParkState.PARKED, "crashed")
+        assert (parked.failure.attempts, parked.failure.text.split(", ")[-1]) == (2, "2 times")
         assert "third" not in billers_of(shop, "anna-1")
+        # and the owner that parked it before it began has said so
+        lines = [text for text in caplog.messages if "parked again before they are handled" in text]
+        assert len(lines) == 1
+        assert f"{ORDERS} partition 1 in group {BILLING}, {key_digest(b'anna')}: its" in lines[0]
 
 
 async def test_order_of_a_shared_group_that_ends_its_process_is_dead_after_three_ends(

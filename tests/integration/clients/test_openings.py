@@ -5,6 +5,8 @@ asked for.
 from __future__ import annotations
 
 import asyncio
+import socket
+import traceback
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,30 @@ async def test_client_that_could_not_be_opened_may_be_opened_again(tmp_path: Pat
             await eventually(lambda: handled)
     finally:
         cluster.stop()
+
+
+@pytest.mark.parametrize("several", [False, True])
+async def test_traceback_is_short_when_a_consumer_has_a_wrong_address(several: bool):
+    """It has the call of `run`, the line that raises, and the text with its hint: forty lines hid
+    these.
+    """
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        if several:
+            consumer = Consumer(address)
+            consumer.on("s", group="g")(lambda _message: None)
+        else:
+            consumer = Consumer(address, subject="s", group="g", handler=lambda _message: None)
+        with pytest.raises(NotSentError) as told:
+            await consumer.run()
+    calls = traceback.extract_tb(told.tb)
+    own = [Path(call.filename).name for call in calls if call.filename != __file__]
+    assert own == ["client.py", *(["consumer_set.py"] if several else [])]
+    text = "".join(traceback.format_exception(told.value))
+    assert "direct cause" not in text
+    assert f"cannot reach {address}: connection refused [NotSentError 1201]" in text
+    assert "keylane dev starts a cluster" in text.splitlines()[-1]
 
 
 async def test_clients_wait_when_the_metaserver_is_still_starting(tmp_path: Path):

@@ -78,6 +78,11 @@ PARTS = tuple(
             EndedMember(client="b", left=False, ended_ms=61_000),
             ["b is dead: it sent no heartbeat until its leases ended 61 s ago"],
         ),
+        (
+            (member("a", 1), member("b", 1)),
+            EndedMember(client="b", left=False, ended_ms=61_000),
+            [],
+        ),
         ((member("a", 2),), EndedMember(client="b", left=True, ended_ms=61_000), []),
         ((member("a", 2),), EndedMember(client="b", left=False, ended_ms=7_200_000), []),
         (
@@ -99,5 +104,6 @@ PARTS = tuple(
     ],
 )
 def test_members_are_told_that_wait_are_silent_have_left_or_are_dead(members, ended, lines):
+    """A client that has joined again is not dead."""
     group = replace(GROUP, sessions=len(members), members=members, ended=ended, partitions=PARTS)
     assert member_lines(group) == lines

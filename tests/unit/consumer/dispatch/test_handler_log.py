@@ -16,6 +16,7 @@ from keylane.consumer.dispatch.handler_log import (
     HandlerLog,
     LogLine,
 )
+from keylane.consumer.log_names import message_name
 from keylane.protocol.message import Message
 from keylane.protocol.parked import HANGS_MS
 
@@ -111,6 +112,30 @@ def test_given_up_message_is_logged():
     assert handler_log.record_given_up(message(8), NOW_MS) is None, "it neither failed nor hung"
 
 
+def test_cancelled_handler_is_logged_with_what_becomes_of_its_messages():
+    """One that has failed has its usual last line; above the limit they are counted."""
+    handler_log = HandlerLog()
+    text = text_of(handler_log.record_cancelled(message(7), 1, NOW_MS, again=True))
+    assert text == (
+        f"handler of {message_name(message(7))} was cancelled, because its lease has ended or its "
+        "partition is handed over; the next owner handles it again"
+    )
+    text = text_of(handler_log.record_cancelled(message(7), 3, NOW_MS, again=False))
+    assert " and 2 more messages was cancelled" in text
+    assert text.endswith("the next owner does not handle them again: acked already")
+    failed = message(8)
+    handler_log.record_failure(failed, "ValueError", NOW_MS, 100)
+    text = text_of(handler_log.record_cancelled(failed, 1, NOW_MS, again=True))
+    assert "is given up here after 1 attempt" in text
+    lines = [
+        handler_log.record_cancelled(message(each), 1, NOW_MS, again=True)
+        for each in range(100, 120)
+    ]
+    assert 0 < lines.count(None) < 20
+    summary = text_of(handler_log.build_summary(NOW_MS, last=True))
+    assert summary.endswith(f"0 were handled since, {lines.count(None)} given up here")
+
+
 def test_hanging_handler_is_logged_while_it_runs_and_at_its_end():
     """After ten seconds, at doubling intervals, and once at the end."""
     handler_log = HandlerLog()
@@ -175,7 +200,7 @@ def test_thousand_failing_messages_do_not_flood_the_log():
     assert sum(end is not None for end in ends) == 1_000 - summed(sums[-1])
     last = text_of(handler_log.build_summary(NOW_MS + 60_000, last=True))
     assert last.endswith(
-        f": of the other messages that failed or hung {summed(sums[-1])} were handled since, 0 "
+        f": of the other messages that failed, hung or were cancelled {summed(sums[-1])} were handled since, 0 "
         f"given up here"
     )
     assert handler_log.build_summary(NOW_MS + 900_000) is None

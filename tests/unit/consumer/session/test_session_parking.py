@@ -13,7 +13,7 @@ from keylane.consumer.session.events import (
     WorkWanted,
 )
 from keylane.consumer.session.parking import CHANGES_MAX, WAITING_MAX, PartitionParking
-from keylane.consumer.session.ready import ReadWindow, SendChanges
+from keylane.consumer.session.ready import Note, NoteKind, ReadWindow, SendChanges
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import (
@@ -223,6 +223,9 @@ def test_key_is_parked_again_before_it_is_redriven_after_an_unclean_end():
     steps.step(KeysListed(1, rows))
     [park] = changes_of(steps)
     assert (park.key, park.ranges, park.failure.kind, park.token) == (A, (), "crashed", 5)
+    assert park.failure.attempts == 2, "that of the last owner, and this one"
+    assert park.failure.text.endswith("while it was handled, 2 times")
+    assert steps.ready.notes == (Note(NoteKind.PROTECTED, key=A),)
     assert not steps.requested(ReadWindow)
     steps.step(ParkedChanged(1))
     assert [each.key for each in steps.requested(ReadWindow)] == [A]
@@ -317,6 +320,17 @@ def test_pulls_wait_while_many_messages_wait_to_be_parked():
     while steps.session.parking:
         steps.step(ParkedChanged(1))
     assert steps.session.calls.pull.is_in_flight
+
+
+def test_key_that_is_chosen_after_an_unclean_end_counts_one_try_before_it_begins():
+    """The last owner did not have it."""
+    acquired = Acquired(0, ((0, 2),), 4, False, (), unreleased=True)
+    steps = Steps(A, A, A, B, acquired=acquired, **PARKS)
+    steps.step(OperatorChanged(1))
+    steps.step(KeysListed(1, [ParkedKeyRow(A, ParkState.REDRIVING, 1)]))
+    [park] = changes_of(steps)
+    assert park.failure.attempts == 1
+    assert park.failure.text.endswith("while it was handled, 1 time")
 
 
 def test_full_broker_gets_one_park_at_a_time():

@@ -424,6 +424,33 @@ def test_handlers_are_cancelled_once_at_the_end_of_a_lease_that_is_not_renewed()
     assert not steps.requested(CancelHandlers)
 
 
+def test_handlers_keep_their_time_when_the_lease_is_renewed_during_the_hand_over():
+    """The lease would have ended first."""
+    steps = Steps(A)
+    steps.pull(1)
+    steps.want()
+    steps.step(Stopped(500), after_ms=LEASE_MS - 200)
+    assert steps.ready.wait_until_ms == steps.now_ms + 200
+    steps.step(LeaseGranted(steps.now_ms + LEASE_MS), after_ms=100)
+    assert steps.ready.wait_until_ms == steps.now_ms + 400
+    steps.step(Tick(), after_ms=399)
+    assert not steps.requested(CancelHandlers)
+    steps.step(Tick(), after_ms=1)
+    assert steps.requested(CancelHandlers)
+
+
+def test_handlers_are_cancelled_at_the_end_of_a_lease_that_is_not_renewed():
+    """Another consumer may have the messages then, so the time of the hand-over does not count."""
+    steps = Steps(A)
+    steps.pull(1)
+    steps.want()
+    steps.step(Stopped(500), after_ms=LEASE_MS - 200)
+    steps.step(Tick(), after_ms=199)
+    assert not steps.requested(CancelHandlers)
+    steps.step(Tick(), after_ms=1)
+    assert steps.requested(CancelHandlers)
+
+
 def test_handler_does_not_begin_at_the_end_of_the_lease():
     steps = Steps(A)
     steps.pull(1)
