@@ -188,8 +188,8 @@ def next_steps(cluster: DevCluster) -> str:
         lines.append(f"  keylane subject create {subject} --partitions 4")
     lines += [
         f"  keylane produce {subject} '{ORDER}' --key ada",
-        f"  keylane consume {subject} --group billing",
-        f"  keylane group describe {subject} billing",
+        f"  keylane consume {subject} --group trial",
+        f"  keylane group describe {subject} trial",
         "Ctrl-C stops it.",
     ]
     return "\n".join(lines)
