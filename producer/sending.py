@@ -103,12 +103,11 @@ def refuse_send_argument(name: str) -> Never:
     )
 
 
-def _refuse_arguments(subject: object, topic: object, partition: object, headers: object) -> Never:
+def _refuse_arguments(subject: object, topic: object, **others: object) -> Never:
     """Raise TypeError for arguments of `send` that it does not take, or for a missing value."""
-    if partition is not None:
-        refuse_send_argument("partition")
-    if headers is not None:
-        refuse_send_argument("headers")
+    for name, given in others.items():
+        if given is not None:
+            refuse_send_argument(name)
     if topic is not None and subject is _MISSING:
         refuse_send_argument("topic")
     if topic is not None:
@@ -238,7 +237,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         queue: int | None = None,
         timeout_ms: int | None = None,
     ) -> ScheduledFuture: ...
-    @keyword_only_after(2, hidden=("topic", "partition", "headers"))
+    @keyword_only_after(2, hidden=SEND_HINTS)
     def send(  # noqa: PLR0917 - passed by name; see `keyword_only_after`
         self,
         subject: str = _MISSING,
@@ -252,6 +251,9 @@ class MessageSender(LoopBoundClient, Generic[V]):
         timeout_ms: int | None = None,
         partition: object = None,
         headers: object = None,
+        delay: object = None,
+        delay_s: object = None,
+        countdown: object = None,
     ) -> SendFuture | ScheduledFuture:
         """
         Queue a message after the earlier messages of its key.
@@ -295,8 +297,9 @@ class MessageSender(LoopBoundClient, Generic[V]):
                 loop.
         """
         # The parameters are not keyword-only, because such defaults are slower: Python looks them
-        # up at each call. `topic`, `partition` and `headers` are names that users of other
-        # systems give; `topic` catches a third argument by position too.
+        # up at each call. The parameters of `SEND_HINTS` are names that users of other systems
+        # give; `topic` catches a third argument by position too. They are compared in pairs,
+        # because each is None unless the call is wrong.
         try:
             sender = self._plain_senders[subject]
         except (KeyError, TypeError, ValueError):  # the first message, a full queue, or not a name
@@ -310,13 +313,27 @@ class MessageSender(LoopBoundClient, Generic[V]):
             or queue is not None
             or deliver_at is not None
             or topic is not partition
-            or headers is not None
+            or headers is not countdown
+            or delay is not delay_s
             or not may_send_plain()
             or type(value) is not bytes
             or type(key) is not bytes
         ):
-            if topic is not partition or headers is not None or value is _MISSING:
-                _refuse_arguments(subject, topic, partition, headers)
+            if (
+                topic is not partition
+                or headers is not countdown
+                or delay is not delay_s
+                or value is _MISSING
+            ):
+                _refuse_arguments(
+                    subject,
+                    topic,
+                    partition=partition,
+                    headers=headers,
+                    countdown=countdown,
+                    delay=delay,
+                    delay_s=delay_s,
+                )
             return self._send_carefully(
                 subject, value, key, deliver_at, properties, tags, queue, timeout_ms
             )
