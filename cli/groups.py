@@ -5,7 +5,8 @@ use, and hints for users of other message systems.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cached_property, wraps
 from importlib import import_module
@@ -231,12 +232,22 @@ class PeerCommandGroup(CommandGroup):
         names = super().list_commands(ctx)
         return sorted(names, key=lambda name: isinstance(self.commands[name], click.Group))
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Parse the options before the command. Raises UsageError with a hint, see `invoke`."""
+        with self._adding_hints():
+            return super().make_context(*args, **extra)
+
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. If an unknown option exists in another message system, the error message
-        contains a hint.
+        """Run the command. If an unknown option exists in another message system or at another
+        place, the error message contains a hint.
         """
-        try:
+        with self._adding_hints():
             return super().invoke(ctx)
+
+    @contextmanager
+    def _adding_hints(self) -> Iterator[None]:
+        try:
+            yield
         except click.UsageError as error:
             option = getattr(error, "option_name", None)
             command = getattr(getattr(error, "ctx", None), "command", None)

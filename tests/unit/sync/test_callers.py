@@ -330,12 +330,20 @@ def test_send_says_what_to_give_when_headers_are_given(kind: Any):
         producer.send("orders", b"v", headers={"a": "b"})
     with pytest.raises(TypeError, match=r"^Producer\.send\(\) got .* argument 'colour'$"):
         producer.send("orders", b"v", colour="red")
+    for later in ("delay", "delay_s", "countdown"):
+        with pytest.raises(TypeError, match=rf"'{later}': give deliver_at=, .* and no key"):
+            producer.send("orders", b"v", **{later: 10})
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "advice"),
     [
         (keylane.ConsumerSettings, "auto_offset_reset", r"in Consumer\(...\), give start=$"),
+        (
+            keylane.ConsumerSettings,
+            "prefetch",
+            r"in Consumer\(...\), give settings=ConsumerSettings\(buffer_messages=...\); in a shared",
+        ),
         (keylane.ConsumerSettings, "group_id", r"in Consumer\(...\), give group=$"),
         (keylane.ConsumerSettings, "hand_over_ms", r"did you mean handover_ms\?$"),
         (keylane.ProducerSettings, "acks", r"in Producer\(...\), leave it out: a receipt "),
