@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
@@ -55,6 +56,7 @@ CLOCK_NOT_READ = -1
 NOT_OPEN = "the producer is not open"
 _MISSING: Final[Any] = object()
 """The default of an argument that every call must give."""
+_UNKNOWN_ARGUMENT = re.compile(r"Producer\.send\(\) got an unexpected keyword argument '(\w+)'.*")
 _hash = xxhash.xxh3_64_intdigest
 _TUPLE, _BYTES = {tuple}, {bytes}
 
@@ -103,11 +105,22 @@ def refuse_send_argument(name: str) -> Never:
     )
 
 
-def _refuse_arguments(subject: object, topic: object, **others: object) -> Never:
+def add_send_advice(error: BaseException | None) -> None:
+    """Add a note to Python's own error about an argument that `send` does not take. Parameters that
+    refuse more names would make each call slower.
+    """
+    unknown = _UNKNOWN_ARGUMENT.fullmatch(str(error)) if isinstance(error, TypeError) else None
+    advice = None if unknown is None else SEND_HINTS.get(unknown[1])
+    if error is not None and advice is not None:
+        error.add_note(f"  In send(...), {advice}.")
+
+
+def _refuse_arguments(subject: object, topic: object, partition: object, headers: object) -> Never:
     """Raise TypeError for arguments of `send` that it does not take, or for a missing value."""
-    for name, given in others.items():
-        if given is not None:
-            refuse_send_argument(name)
+    if partition is not None:
+        refuse_send_argument("partition")
+    if headers is not None:
+        refuse_send_argument("headers")
     if topic is not None and subject is _MISSING:
         refuse_send_argument("topic")
     if topic is not None:
@@ -237,7 +250,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         queue: int | None = None,
         timeout_ms: int | None = None,
     ) -> ScheduledFuture: ...
-    @keyword_only_after(2, hidden=SEND_HINTS)
+    @keyword_only_after(2, hidden=("topic", "partition", "headers"))
     def send(  # noqa: PLR0917 - passed by name; see `keyword_only_after`
         self,
         subject: str = _MISSING,
@@ -251,9 +264,6 @@ class MessageSender(LoopBoundClient, Generic[V]):
         timeout_ms: int | None = None,
         partition: object = None,
         headers: object = None,
-        delay: object = None,
-        delay_s: object = None,
-        countdown: object = None,
     ) -> SendFuture | ScheduledFuture:
         """
         Queue a message after the earlier messages of its key.
@@ -297,9 +307,8 @@ class MessageSender(LoopBoundClient, Generic[V]):
                 loop.
         """
         # The parameters are not keyword-only, because such defaults are slower: Python looks them
-        # up at each call. The parameters of `SEND_HINTS` are names that users of other systems
-        # give; `topic` catches a third argument by position too. They are compared in pairs,
-        # because each is None unless the call is wrong.
+        # up at each call. `topic`, `partition` and `headers` are names that users of other
+        # systems give; `topic` catches a third argument by position too.
         try:
             sender = self._plain_senders[subject]
         except (KeyError, TypeError, ValueError):  # the first message, a full queue, or not a name
@@ -313,27 +322,13 @@ class MessageSender(LoopBoundClient, Generic[V]):
             or queue is not None
             or deliver_at is not None
             or topic is not partition
-            or headers is not countdown
-            or delay is not delay_s
+            or headers is not None
             or not may_send_plain()
             or type(value) is not bytes
             or type(key) is not bytes
         ):
-            if (
-                topic is not partition
-                or headers is not countdown
-                or delay is not delay_s
-                or value is _MISSING
-            ):
-                _refuse_arguments(
-                    subject,
-                    topic,
-                    partition=partition,
-                    headers=headers,
-                    countdown=countdown,
-                    delay=delay,
-                    delay_s=delay_s,
-                )
+            if topic is not partition or headers is not None or value is _MISSING:
+                _refuse_arguments(subject, topic, partition, headers)
             return self._send_carefully(
                 subject, value, key, deliver_at, properties, tags, queue, timeout_ms
             )
