@@ -2019,9 +2019,11 @@ class Admin(LoopBoundClient):
             if isinstance(key_filter.key, EllipsisType)
             else _describe_key(key_filter.key)
         )
-        raise NotFoundError(
+        error = NotFoundError(
             Reason.PARKED_KEY_UNKNOWN, f"{selection} of group {group!r}: nothing is parked"
         )
+        error.hint = error.hint.replace("SUBJECT GROUP", f"{subject} {group}")
+        raise error
 
     async def _read_messages(
         self, subject: str, group: str, view: ParkedKeyView, key_filter: ParkedFilter

@@ -30,6 +30,12 @@ def will_ask(*, yes: bool) -> bool:
     return not yes and sys.stdin.isatty()
 
 
+def require_confirmation(question: str, *, yes: bool) -> None:
+    """Raise ConfigError if the question is not answered by `yes`, and nobody can be asked."""
+    if not (yes or sys.stdin.isatty()):
+        raise ConfigError(f"{question} This is not a terminal: pass --yes to confirm.")
+
+
 def confirm(question: str, *, yes: bool, required: bool = False) -> None:
     """
     Ask the user for confirmation, and exit with status 1 if they decline, or 130 after Ctrl-C. Does
@@ -41,8 +47,8 @@ def confirm(question: str, *, yes: bool, required: bool = False) -> None:
     Raises:
         ConfigError: the confirmation is required, and nobody can be asked.
     """
-    if required and not (yes or sys.stdin.isatty()):
-        raise ConfigError(f"{question}  This is not a terminal: pass --yes to confirm.")
+    if required:
+        require_confirmation(question, yes=yes)
     if not will_ask(yes=yes):
         return
     try:

@@ -5,7 +5,8 @@ use, and hints for users of other message systems.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cached_property, wraps
 from importlib import import_module
@@ -21,6 +22,28 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 HELP_NAMES: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+
+
+EQUIVALENTS = {
+    "topic": "subject",
+    "topics": "subject list",
+    "stream": "subject",
+    "server": "dev",
+    "start": "dev",
+    "consumer": "group",
+    "groups": "group list",
+    "publish": "produce",
+    "pub": "produce",
+    "send": "produce",
+    "sub": "consume",
+    "subscribe": "consume",
+    "context": "profile",
+    "subject show": "subject describe",
+    "group show": "group describe",
+    "profile use": "-p NAME …",
+    "profile show": "profile list",
+}
+"""Commands that other systems have, or that users expect, with ours."""
 
 
 class Command(click.Command):
@@ -141,7 +164,12 @@ class CommandGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def refuse_command(self, ctx: click.Context, name: str) -> NoReturn:
-        """Raise UsageError for a command that does not exist."""
+        """Raise UsageError for a command that does not exist. If another system has it, the error
+        names the one to use instead.
+        """
+        words = " ".join([*ctx.command_path.split()[1:], name])
+        if words in EQUIVALENTS:
+            ctx.fail(f"No such command {name!r}: in keylane it is `keylane {EQUIVALENTS[words]}`.")
         similar = get_close_matches(name, self.list_commands(ctx))
         hint = f" Did you mean {', '.join(map(repr, similar))}?" * bool(similar)
         ctx.fail(f"No such command {name!r}.{hint}")
@@ -176,32 +204,23 @@ class LazyGroup(CommandGroup):
 
 
 class PeerCommandGroup(CommandGroup):
-    """The top-level commands. Command names of other message systems get a hint."""
+    """The top-level commands. Options of other message systems get a hint."""
 
-    EQUIVALENTS: ClassVar = {
-        "topic": "subject",
-        "topics": "subject list",
-        "stream": "subject",
-        "server": "dev",
-        "start": "dev",
-        "consumer": "group",
-        "groups": "group list",
-        "publish": "produce",
-        "pub": "produce",
-        "sub": "consume",
-        "subscribe": "consume",
-        "context": "profile",
-    }
-    _OUTPUT_HINT = (
-        "the output has --output json or --output TEMPLATE, the input of produce --format"
-    )
     OPTION_HINTS: ClassVar = {
         "--all": "parked redrive has --all-keys, parked skip and dead skip have --all-messages",
         "-p": "a profile comes before the command, keylane -p NAME …; --partitions is written out",
         "--profile": "it comes before the command: keylane --profile NAME …",
         "--wait-s": "it comes before the command: keylane --wait-s SECONDS …",
-        "--json": _OUTPUT_HINT,
-        "--format": _OUTPUT_HINT,
+        "--json": "--output json prints JSON, --output TEMPLATE a line of your own; what is "
+        "read has produce --format",
+        "--format": "--output json or --output TEMPLATE shapes the output; only produce has "
+        "--format, for what it reads",
+        "--meta": "it comes after a command that asks a cluster: keylane subject list --meta "
+        "HOST:PORT; KEYLANE_META is for all commands",
+        "--to-earliest": "it is --to earliest",
+        "--to-latest": "it is --to latest",
+        "--replication-factor": "there is no replication yet: each message has one copy",
+        "--property": "it is --header NAME=VALUE; in Python it is properties=",
         "--topic": "the subject has no option: keylane produce SUBJECT …",
         "--bootstrap-server": "it is --meta HOST:PORT, the metaserver's address",
         "--broker-list": "it is --meta HOST:PORT, the metaserver's address",
@@ -213,22 +232,22 @@ class PeerCommandGroup(CommandGroup):
         names = super().list_commands(ctx)
         return sorted(names, key=lambda name: isinstance(self.commands[name], click.Group))
 
-    def refuse_command(self, ctx: click.Context, name: str) -> NoReturn:
-        """Raise UsageError. If another message system has this command, the error names the one to
-        use instead.
-        """
-        if name in self.EQUIVALENTS:
-            ctx.fail(
-                f"No such command {name!r}: in keylane it is `keylane {self.EQUIVALENTS[name]}`."
-            )
-        super().refuse_command(ctx, name)
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Parse the options before the command. Raises UsageError with a hint, see `invoke`."""
+        with self._adding_hints():
+            return super().make_context(*args, **extra)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. If an unknown option exists in another message system, the error message
-        contains a hint.
+        """Run the command. If an unknown option exists in another message system or at another
+        place, the error message contains a hint.
         """
-        try:
+        with self._adding_hints():
             return super().invoke(ctx)
+
+    @contextmanager
+    def _adding_hints(self) -> Iterator[None]:
+        try:
+            yield
         except click.UsageError as error:
             option = getattr(error, "option_name", None)
             command = getattr(getattr(error, "ctx", None), "command", None)

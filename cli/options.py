@@ -133,7 +133,10 @@ KeylessOption = Annotated[
 ]
 HeaderOption = Annotated[
     list[str] | None,
-    Option(metavar="NAME=VALUE", help="Property of every message; may be repeated."),
+    Option(
+        metavar="NAME=VALUE",
+        help="Property of every message, properties= in Python; may be repeated.",
+    ),
 ]
 DeliverAtOption = Annotated[
     str | None,

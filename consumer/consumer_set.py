@@ -223,8 +223,8 @@ def _check_names(subject: object, group: object, name: object, *, broadcast: boo
 
     Raises:
         InvalidRequestError: the subject or the group is not a valid name.
-        ConfigError: one of them is missing, or metaservers do not accept `name` as the name of a
-            client.
+        ConfigError: one of them is missing, there are several subjects, or metaservers do not
+            accept `name` as the name of a client.
     """
     if subject is None:
         raise ConfigError(
@@ -235,6 +235,11 @@ def _check_names(subject: object, group: object, name: object, *, broadcast: boo
         raise ConfigError(
             f"group= is missing: Consumer(meta, subject={subject!r:.40}, group=...); or "
             "ConsumerSettings(broadcast=True), for every message that is sent once it is open"
+        )
+    if isinstance(subject, list | tuple | set | frozenset):
+        raise ConfigError(
+            "subject= takes one name; for several subjects, leave it out, and add a function for "
+            "each: @consumer.on(subject, group=...)"
         )
     check_name("subject", subject)
     if not broadcast:

@@ -92,6 +92,10 @@ ARGUMENT_HINTS = {
     "value_deserializer": "give codec=",
     "auto_ack": "give ack=",
     "enable_auto_commit": "give ack=",
+    "prefetch": "give settings=ConsumerSettings(buffer_messages=...); in a shared group "
+    "in_flight_messages=...",
+    "prefetch_count": "give settings=ConsumerSettings(buffer_messages=...); in a shared group "
+    "in_flight_messages=...",
     "max_retries": "give tries_max= with on_failure='park' or 'dead'",
 }
 """Names of consumer arguments in other systems, with the equivalents here."""

@@ -41,7 +41,7 @@ from ..rpc.race import shield, start_closing_task
 from .placing import LogicQueue
 from .send_budget import ProducerStats
 from .sender import SubjectSender
-from .sending import MessageSender
+from .sending import MessageSender, add_send_advice
 from .settings import (
     ARGUMENT_HINTS,
     METHOD_HINTS,
@@ -192,6 +192,7 @@ class Producer(MessageSender[V], Generic[V]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        add_send_advice(error)
         try:
             await super().__aexit__(kind, error, trace)
         except GivenUpError as given_up:

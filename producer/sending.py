@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
@@ -55,6 +56,7 @@ CLOCK_NOT_READ = -1
 NOT_OPEN = "the producer is not open"
 _MISSING: Final[Any] = object()
 """The default of an argument that every call must give."""
+_UNKNOWN_ARGUMENT = re.compile(r"Producer\.send\(\) got an unexpected keyword argument '(\w+)'.*")
 _hash = xxhash.xxh3_64_intdigest
 _TUPLE, _BYTES = {tuple}, {bytes}
 
@@ -101,6 +103,16 @@ def refuse_send_argument(name: str) -> Never:
         f"Producer.send() got an unexpected keyword argument {name!r}"
         + (f": {advice}" if advice else "")
     )
+
+
+def add_send_advice(error: BaseException | None) -> None:
+    """Add a note to Python's own error about an argument that `send` does not take. Parameters that
+    refuse more names would make each call slower.
+    """
+    unknown = _UNKNOWN_ARGUMENT.fullmatch(str(error)) if isinstance(error, TypeError) else None
+    advice = None if unknown is None else SEND_HINTS.get(unknown[1])
+    if error is not None and advice is not None:
+        error.add_note(f"  In send(...), {advice}.")
 
 
 def _refuse_arguments(subject: object, topic: object, partition: object, headers: object) -> Never:

@@ -136,10 +136,17 @@ class ProducerSettings:
         return self.batch_bytes // 2
 
 
+_LATER = (
+    "give deliver_at=, as in datetime.now(UTC) + timedelta(seconds=10), and no key: only messages "
+    "without one are delivered later"
+)
 SEND_HINTS = {
     "partition": "the key chooses it; queue= for a static subject",
     "topic": "give subject=",
     "headers": "give properties=",
+    "delay": _LATER,
+    "delay_s": _LATER,
+    "countdown": _LATER,
 }
 """Names of `send` arguments in other systems, with their equivalents in keylane."""
 _SEND = "use send(subject, value, key=...)"

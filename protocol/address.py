@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 
 from .access.tokens import check_address_has_no_token
@@ -129,6 +130,11 @@ def parse_addresses(given: object) -> list[str]:
         ConfigError: `given` contains no address, or something other than host:port.
         InvalidRequestError: an address contains a token.
     """
+    if isinstance(given, Mapping):
+        raise ConfigError(
+            'give the addresses of metaservers, as in "127.0.0.1:7000", not a dictionary; settings '
+            "are further arguments"
+        )
     items = [given] if isinstance(given, str) else collect_items(given)
     texts = [item for item in items if isinstance(item, str) and item]
     for text in texts:

@@ -335,9 +335,11 @@ class RealFiles:
         except OSError as error:
             os.close(self._lock_descriptor)
             self._lock_descriptor = -1
-            raise DataFolderError(
+            folder_error = DataFolderError(
                 f"another broker is using the data folder {self._root}", path=self._root
-            ) from error
+            )
+            folder_error.hint = "Stop that broker, or give this one a folder of its own."
+            raise folder_error from error
 
     def make_folder(self, path: str) -> None:
         """See `Files.make_folder`."""

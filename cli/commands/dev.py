@@ -131,6 +131,7 @@ async def _start_cluster(
             check_free("127.0.0.1", port + number)
     except AddressError as error:
         error.hint = (
+            "If keylane dev already runs there, use it, or stop it. "
             f"The metaserver and {counted(brokers, 'broker')} use the ports {port} to "
             f"{port + brokers}: choose others with --port, or --port 0 for any free ones."
         )
@@ -188,8 +189,8 @@ def next_steps(cluster: DevCluster) -> str:
         lines.append(f"  keylane subject create {subject} --partitions 4")
     lines += [
         f"  keylane produce {subject} '{ORDER}' --key ada",
-        f"  keylane consume {subject} --group billing",
-        f"  keylane group describe {subject} billing",
+        f"  keylane consume {subject} --group trial",
+        f"  keylane group describe {subject} trial",
         "Ctrl-C stops it.",
     ]
     return "\n".join(lines)

@@ -139,26 +139,30 @@ def member_lines(group: GroupDescription) -> list[str]:
     if ended is None or ended.left or joined_again:
         return lines
     if (ended.ended_ms or 0) < ENDED_SHOWN_MS:
-        lines.append(_ended_text(ended))
+        lines.append(_ended_text(ended, ended.client))
     return lines
 
 
-def _ended_text(ended: EndedMember) -> str:
+def _ended_text(ended: EndedMember, subject: str) -> str:
     since = "" if ended.ended_ms is None else f" {format_seconds(ended.ended_ms)} ago"
     if ended.left:
-        return f"{ended.client} left{since}"
-    return f"{ended.client} is dead: it sent no heartbeat until its leases ended{since}"
+        return f"{subject} left{since}"
+    return f"{subject} is dead: it sent no heartbeat until its leases ended{since}"
+
+
+def _last_text(ended: EndedMember) -> str:
+    return _ended_text(ended, f"the last one, {ended.client},")
 
 
 def _silence_line(group: GroupDescription) -> str:
     """Return a line that explains why the group has no live consumers."""
     if group.ended is not None and group.ended.left:
-        return f"no consumer is running: the last one, {_ended_text(group.ended)}"
+        return f"no consumer is running: {_last_text(group.ended)}"
     since = ""
     if group.silent_ms is not None:
         since = f" for at least {group.silent_ms // 1000} s"
     expired = sum(1 for partition in group.partitions if partition.token)
-    died = "" if group.ended is None else f"; the last one, {_ended_text(group.ended)}"
+    died = "" if group.ended is None else f"; {_last_text(group.ended)}"
     leases = f"; the leases on {counted(expired, 'partition')} have ended" if expired else ""
     return (
         f"no consumer has sent a heartbeat{since}{died}{leases}: none is running, or a handler "

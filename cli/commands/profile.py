@@ -8,6 +8,7 @@ from typing import Annotated, TypedDict
 
 from ...protocol.address import parse_addresses
 from ...protocol.errors import ConfigError
+from ...protocol.text import counted
 from ..completion import complete_profile
 from ..groups import CommandGroup
 from ..options import OutputFormat, OutputOption
@@ -72,7 +73,11 @@ def profile_list(output: OutputOption = OutputFormat.TABLE) -> None:
         show_line("no profiles; add one with: keylane profile add NAME --meta HOST:PORT")
         return
     rows = [(name, each.meta, each.token_file, each.tls_ca) for name, each in profiles]
-    show_table(make_table("", ("name", "metaserver", "token file", "authority"), rows))
+    show_table(
+        make_table(
+            counted(len(rows), "profile"), ("name", "metaserver", "token file", "authority"), rows
+        )
+    )
 
 
 @profile_app.add("remove", shows=".commands.profile:NamedProfile")

@@ -202,8 +202,8 @@ class GroupUnknownError(RefusedError):
     code = 1112
     summary = "no such consumer group on this subject"
     hint = (
-        "A group begins to exist with its first consumer, or with keylane group "
-        "create SUBJECT NAME."
+        "Check the name: keylane group list SUBJECT shows all groups. A group begins to exist with "
+        "its first consumer, or with keylane group create SUBJECT NAME."
     )
     subject = Detail(str)
     group = Detail(str)

@@ -549,6 +549,7 @@ def test_dev_refuses_a_port_in_use(dev, tmp_path):
     done = keylane("dev", "--data", str(tmp_path / "data"), "--port", port)
     assert_error(done, "AddressError", 1400)
     assert f"127.0.0.1:{port}: the port is in use" in done.stderr
+    assert "If keylane dev already runs there, use it, or stop it." in done.stderr
     assert (
         f"The metaserver and 2 brokers use the ports {port} to {int(port) + 2}: choose others with "
         "--port, or --port 0 for any free ones."
@@ -561,6 +562,7 @@ def test_dev_refuses_a_folder_in_use(dev):
     """A second cluster on the same folder is refused; the first keeps serving."""
     done = keylane("dev", "--data", str(dev.data), "--port", "0")
     assert_error(done, "DataFolderError", 1304)
+    assert "Stop that broker, or give this one a folder of its own." in done.stderr
     assert dev.run("produce", "ready", "still here").returncode == 0
 
 

@@ -271,6 +271,11 @@ def totals_of(read: list[dict[str, Any]]) -> Totals:
     )
 
 
+def all_or_count(count: int, whole: int) -> str:
+    """`all 239`, or only the number if it is smaller than the whole."""
+    return f"all {count:,}" if count == whole else f"{count:,}"
+
+
 def _summary(read: list[dict[str, Any]]) -> str:
     """The page in five lines."""
     totals = totals_of(read)
@@ -302,7 +307,7 @@ def _summary(read: list[dict[str, Any]]) -> str:
         ),
         (
             f"**The tests, tested**: the code was broken on purpose in {totals.bugs:,} ways, one at a "
-            f"time (mutants). The tests noticed {totals.caught:,} of them."
+            f"time (mutants). The tests noticed {all_or_count(totals.caught, totals.bugs)} of them."
         ),
     ]
     return "".join(f"\n{number}. {line}" for number, line in enumerate(lines, 1)) + "\n"

@@ -10,7 +10,7 @@ import json
 import re
 from pathlib import Path
 
-from proof.document import SHARES, Totals, totals_of
+from proof.document import SHARES, Totals, all_or_count, totals_of
 
 ROOT = Path(__file__).parents[2]
 PEERS = ROOT / "docs" / "PEERS.md"
@@ -64,26 +64,27 @@ def _english(
     faster, sooner = rates[0] > rates[1], latencies[0] < latencies[1]
     return [
         (
-            f"* Simulation: {totals.faults:,} faults in {totals.seeds:,} simulated runs and in runs of "
-            f"real programs; {_none_or(totals.bad, 'no')} violation{'s' * (totals.bad != 1)}."
+            f"* Faults: we caused {totals.faults:,}, in {totals.seeds:,} simulated runs and in runs of "
+            f"real programs; {_none_or(totals.bad)} of the simulated runs ended with a violation."
         ),
         (
-            f"* Real processes: {totals.acked:,} acked messages, "
-            f"{_none_or(totals.wrong)} of them lost or out of order. Two independent programs judge "
-            "the history of each run."
+            f"* Real programs: {totals.acked:,} acked messages, "
+            f"{_none_or(totals.wrong)} of them lost or out of order. Two programs judge each of these "
+            "runs: keylane's checker, which judges the simulated runs too, and one that shares no "
+            "code with keylane and reads what is left on the disks."
         ),
         (
             f"* Tests of the tests: we broke our own code on purpose in {totals.bugs:,} ways, one at a "
-            f"time (mutants). The tests noticed {totals.caught:,} of them."
+            f"time (mutants). The tests noticed {all_or_count(totals.caught, totals.bugs)} of them."
         ),
         (
-            f"* {'Faster' if faster else 'Slower'} than Kafka with every receipt awaited: "
-            f"{rates[0] / 1e6:.2f} M/s against {rates[1] / 1e6:.2f} M/s; each receipt means fsync, "
-            "Kafka's means page cache."
+            f"* {'Faster' if faster else 'Slower'} than Kafka with many sends in flight, each of "
+            f"which gets a receipt: {rates[0] / 1e6:.2f} million messages a second against "
+            f"{rates[1] / 1e6:.2f} million. keylane's receipt means fsync, Kafka's means page cache."
         ),
         (
-            f"* {'Faster' if sooner else 'Slower'} than Kafka for one send to its ack: "
-            f"{latencies[0]:.2f} ms against {latencies[1]:.2f} ms (median)."
+            f"* {'Faster' if sooner else 'Slower'} than Kafka with one send at a time: "
+            f"{latencies[0]:.2f} ms from a send to its receipt against {latencies[1]:.2f} ms (median)."
         ),
     ]
 
@@ -94,30 +95,38 @@ def _chinese(
     faster, sooner = rates[0] > rates[1], latencies[0] < latencies[1]
     return [
         (
-            f"* 仿真：{totals.seeds:,} 次仿真运行加上真实程序的运行，共 {totals.faults:,} 个故障，"
-            f"{totals.bad:,} 次违规。"
+            f"* 故障：在 {totals.seeds:,} 次仿真运行和真实程序的运行里，我们一共制造了 "
+            f"{totals.faults:,} 个故障；{totals.bad:,} 次仿真运行以违规告终。"
         ),
         (
-            f"* 真实进程：{totals.acked:,} 条已确认的消息，{totals.wrong:,} 条丢失或乱序。"
-            "每次运行的历史由两个互相独立的程序判定。"
+            f"* 真实程序：{totals.acked:,} 条已确认的消息，{totals.wrong:,} 条丢失或乱序。"
+            "这些运行每次都由两个程序判定：keylane 的检查器（也判定仿真运行），"
+            "以及一个与 keylane 没有共同代码、只看磁盘上剩下的内容的程序。"
         ),
         (
             f"* 检验测试本身：我们故意用 {totals.bugs:,} 种方式改坏自己的代码，每次一种（变异体）；"
-            f"测试发现了其中 {totals.caught:,} 种。"
+            f"测试发现了{_all_or_count_in_chinese(totals)}。"
         ),
         (
-            f"* 逐条等待回执的发送比 Kafka {'快' if faster else '慢'}：{rates[0] / 1e6:.2f} M/s 对 "
-            f"{rates[1] / 1e6:.2f} M/s；keylane 的回执表示已经 fsync，Kafka 的只表示在页缓存里。"
+            f"* 同时发送许多消息、每条都有回执时，比 Kafka {'快' if faster else '慢'}："
+            f"每秒 {rates[0] / 1e6:.2f} 百万条对 {rates[1] / 1e6:.2f} 百万条；"
+            "keylane 的回执表示已经 fsync，Kafka 的只表示在页缓存里。"
         ),
         (
-            f"* 单条发送到确认比 Kafka {'快' if sooner else '慢'}：{latencies[0]:.2f} ms 对 "
-            f"{latencies[1]:.2f} ms（中位数）。"
+            f"* 一次只发送一条时，比 Kafka {'快' if sooner else '慢'}：从发送到回执 "
+            f"{latencies[0]:.2f} ms 对 {latencies[1]:.2f} ms（中位数）。"
         ),
     ]
 
 
-def _none_or(count: int, none: str = "none") -> str:
-    return f"{count:,}" if count else none
+def _all_or_count_in_chinese(totals: Totals) -> str:
+    if totals.caught == totals.bugs:
+        return f"全部 {totals.bugs:,} 种"
+    return f"其中 {totals.caught:,} 种"
+
+
+def _none_or(count: int) -> str:
+    return f"{count:,}" if count else "none"
 
 
 def main() -> None:

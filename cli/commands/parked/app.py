@@ -67,8 +67,8 @@ def parked_redrive(
     redrive_options: RedriveOptions,
     common: CommonOptions,
 ) -> None:
-    """Have parked messages handled again, oldest first. Without a key, the command asks for
-    confirmation.
+    """Have parked messages handled again, oldest first. Without --key or --key-hex, the
+    command asks for confirmation.
     """
     from .keys import redrive_parked
 
@@ -142,7 +142,7 @@ _DEAD_COMMANDS = (
         parked_redrive,
         (
             "Have dead letters handled again; those that fail again stay. Later messages of their "
-            "keys may already be handled. Without --key the command asks first."
+            "keys may already be handled. Without --key or --key-hex the command asks first."
         ),
     ),
     ("redrive", parked_redrive, "Another name for retry."),

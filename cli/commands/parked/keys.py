@@ -15,9 +15,11 @@ from ...connection import open_admin
 from ...options import OutputFormat
 from ...screen import make_table, show_data, show_line, show_table
 from .selection import (
+    SELECTORS,
     ParkedKeyFields,
     RedriveOptions,
     Selection,
+    count_tries,
     failure_text,
     key_fields,
     key_text,
@@ -72,15 +74,17 @@ async def redrive_parked(
     selection: Selection,
     options: RedriveOptions,
 ) -> None:
-    """Redrive the selected parked keys. If no key is named, ask for confirmation first."""
+    """Redrive the selected parked keys. If no key is named, as for messages without one, ask for
+    confirmation first.
+    """
     key = selection.selected_key()
     all_dead = selection.key is None and selection.among_dead is True
     if options.all_keys and selection.is_limited:
         raise ConfigError("--all-keys means every key: remove it, or the other options")
     if not (options.all_keys or selection.is_limited or all_dead):
-        raise ConfigError("select keys: --key, --older-than, --error, …, or --all-keys")
+        raise ConfigError(f"select keys: {SELECTORS}, or --all-keys")
     async with open_admin(meta) as admin:
-        if key is ...:
+        if key is ... or not key:
             views = await list_views(admin, subject, group, selection)
             parked = [view for view in views if view.state is not ParkState.REDRIVING]
             if parked:
@@ -148,7 +152,7 @@ def _row(view: ParkedKeyView) -> tuple[object, ...]:
         None
         if view.first_offset < 0
         else f"offset {view.first_offset} of partition {view.first_source}",
-        view.tries or (None if failure is None else failure.attempts),
+        count_tries(view),
         None if failure is None else format_time(failure.at_ms),
         None if failure is None else failure_text(failure),
         None if failure is None else failure.client,

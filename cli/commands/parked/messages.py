@@ -16,13 +16,19 @@ from ....admin import Admin, ParkedMessage
 from ....protocol.errors import ConfigError, NotFoundError, Reason
 from ....protocol.scheduled.deliver_at import format_time
 from ....protocol.text import counted
-from ...confirmation import confirm, handling_interrupts, leave_interrupt
+from ...confirmation import (
+    confirm,
+    handling_interrupts,
+    leave_interrupt,
+    require_confirmation,
+)
 from ...connection import open_admin
 from ...message_json import MessageFields, message_fields
 from ...options import OutputFormat, parse_headers
 from ...screen import make_table, show_data, show_line, show_row, show_table
 from .keys import list_views
 from .selection import (
+    SELECTORS,
     EditOptions,
     FailureFields,
     MessageOptions,
@@ -76,7 +82,6 @@ def edit_in_editor(value: bytes) -> bytes | None:
 
 COLUMNS = ("partition#", "offset#", "sent at", "key", "value")
 FAILURE_COLUMNS = ("tries#", "failed at", "last failure")
-OPTIONS = "--key, --key-hex, --no-key, --dead, --older-than, --error or --partition"
 VALUE_CHARS_SHOWN = 100
 SKIPPED_SHOWN = 10
 """Maximum number of messages shown before asking for confirmation."""
@@ -87,7 +92,7 @@ async def show_parked(
 ) -> None:
     """Show the oldest parked messages of each selected key. Raises NotFoundError."""
     if not (selection.is_limited or selection.among_dead):
-        raise ConfigError(f"select messages: {OPTIONS}")
+        raise ConfigError(f"select messages: {SELECTORS}")
     async with open_admin(meta) as admin:
         messages = await _messages(admin, subject, group, selection, first)
         total = 0
@@ -128,7 +133,7 @@ async def skip_parked(
             is named.
     """
     if not (selection.is_limited or selection.among_dead):
-        raise ConfigError(f"select messages: {OPTIONS}")
+        raise ConfigError(f"select messages: {SELECTORS}")
     first = options.count
     of_one_key = selection.key is not None or selection.key_hex is not None
     async with open_admin(meta) as admin:
@@ -144,11 +149,14 @@ async def skip_parked(
         skipped = 0
         if count:
             description = f"{counted(count, 'message')} of {_selection_text(selection)}"
+            question = f"Skip {description}?"
+            require_confirmation(question, yes=options.yes)
             if output is OutputFormat.TABLE:
                 title = f"{description}: no consumer of {group} will handle"
-                is_complete = count <= len(preview)
-                show_table(message_table(f"{title} these" if is_complete else title, preview))
-            confirm(f"Skip {description}?", yes=options.yes, required=True)
+                if count <= len(preview):
+                    title += " it" if count == 1 else " these"
+                show_table(message_table(title, preview))
+            confirm(question, yes=options.yes)
             skipped = await admin.skip(subject, group, **selection.arguments, first=first)
     partition_ids = sorted({view.partition_id for view in views})
     if output is not OutputFormat.TABLE:

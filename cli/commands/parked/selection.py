@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 KEY_CHARS_SHOWN = 60
 FAILURE_CHARS_SHOWN = 80
+SELECTORS = "--key, --key-hex, --no-key, --dead, --older-than, --error or --partition"
 SECONDS_MAX = 999_999_999_999
 KEYLESS_ADVICE = (
     "a message without a key is named by --partition and --offset, which `show --no-key` shows"
@@ -329,6 +330,11 @@ def failure_fields(failure: Failure | None) -> FailureFields | None:
     return None if failure is None else cast(FailureFields, asdict(failure))
 
 
+def count_tries(view: ParkedKeyView) -> int | None:
+    """Return the number of failed tries, as the last failure counted them; None if unknown."""
+    return view.tries or (None if view.failure is None else view.failure.attempts)
+
+
 def state_text(view: ParkedKeyView) -> str:
     """Return the state that tables and JSON show; for unordered messages, it says why they are set
     aside.
@@ -369,6 +375,6 @@ def key_fields(view: ParkedKeyView) -> ParkedKeyFields:
         "failure": failure_fields(view.failure),
         "first_source": view.first_source,
         "first_offset": view.first_offset,
-        "tries": view.tries,
+        "tries": count_tries(view),
         "next_ms": view.next_ms,
     }

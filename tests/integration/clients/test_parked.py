@@ -260,7 +260,9 @@ async def test_commands_show_redrive_and_skip(shared_cluster: Cluster):
         shown = keylane(shared_cluster, "show", *where, "--key", "b", "--first", "2", "-o", "json")
         assert [json.loads(line)["value"] for line in shown.splitlines()] == ["value 1", "value 4"]
 
-        assert "--yes" in keylane(shared_cluster, "skip", *where, "--key", "b", status=1)
+        refused = run_keylane("parked", "skip", *where, "--key", "b", "--meta", shared_cluster.meta)
+        assert (refused.returncode, refused.stdout) == (1, "")  # nothing that sounds like a skip
+        assert "Skip 1 message of b? This is not a terminal: pass --yes" in refused.stderr
         assert "--yes" in keylane(shared_cluster, "redrive", *where, "--all-keys", status=1)
         for words in (("redrive", *where, "--all-keys"), ("skip", *where, "--key", "b")):
             with at_terminal("parked", *words, "--meta", shared_cluster.meta) as terminal:
@@ -290,6 +292,7 @@ async def test_commands_show_redrive_and_skip(shared_cluster: Cluster):
         )
         refused = keylane(shared_cluster, "skip", *where, "--key", "unknown", "--yes", status=1)
         assert "PARKED_KEY_UNKNOWN" in refused
+        assert "`keylane parked list parked-commands g`" in refused
 
 
 async def test_dead_letters_without_a_key_are_found_by_commands_of_both_names(
@@ -306,7 +309,8 @@ async def test_dead_letters_without_a_key_are_found_by_commands_of_both_names(
             assert re.search(r"1 dead letter\s", run_keylane(*words).stdout)
         shown = keylane(shared_cluster, "show", *where, "--no-key", "-o", "json")
         assert json.loads(shown)["offset"] == places[b""][0][1]
-        said = keylane(shared_cluster, "redrive", *where, "--no-key")
+        assert "--yes" in keylane(shared_cluster, "redrive", *where, "--no-key", status=1)
+        said = keylane(shared_cluster, "redrive", *where, "--no-key", "--yes")
         assert "1 dead letter redriven" in said
 
 

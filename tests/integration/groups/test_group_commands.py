@@ -29,6 +29,7 @@ async def test_commands_store_what_describe_shows(shared_cluster: Cluster):
     where = ("group-commands", "g")
     looked = keylane(shared_cluster, "describe", *where)
     assert "GroupUnknownError" in looked.stderr
+    assert "keylane group list SUBJECT" in looked.stderr
     made = keylane(shared_cluster, "create", *where, "--start", "-1h")
     assert "g on group-commands: exclusive, began at" in made.stdout
     other = keylane(shared_cluster, "create", *where, "--start", "latest")

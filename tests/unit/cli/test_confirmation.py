@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import sys
+from functools import partial
 
 import pytest
 import sqlalchemy as sa
 
-from keylane.cli.confirmation import confirm
+from keylane.cli.confirmation import confirm, require_confirmation
 from keylane.errors import ConfigError
 from keylane.outbox import Outbox
 from keylane.outbox.tables import FAILED, OutboxTables
@@ -54,6 +56,15 @@ def test_question_ends_at_one_interrupt_before_the_event_loop():
         terminal.press(CTRL_C)
         assert terminal.end() == 130
     assert terminal.shown.endswith("\ninterrupted: nothing was changed\n")
+
+
+def test_question_that_nobody_can_be_asked_is_refused_before_anything_is_shown(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    message = r"^Skip 1 message of gil\? This is not a terminal: pass --yes to confirm\. "
+    for ask in (require_confirmation, partial(confirm, required=True)):
+        with pytest.raises(ConfigError, match=message):
+            ask("Skip 1 message of gil?", yes=False)
+        ask("Skip 1 message of gil?", yes=True)
 
 
 @pytest.mark.parametrize(("answer", "status", "left"), [("n", 1, 1), ("\x04", 1, 1), ("y", 0, 0)])

@@ -10,7 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from keylane.cli.groups import CommandGroup, PeerCommandGroup
+from keylane.cli.groups import CommandGroup
+from keylane.cli.main import app as keylane_app
 from keylane.cli.parameters import Argument, Option
 
 
@@ -140,11 +141,19 @@ def test_unknown_command_names_similar_ones():
     assert "No such command 'xyz'.\n" in ran("xyz").output
 
 
-def test_unknown_command_of_another_system_names_ours():
-    group = PeerCommandGroup("keylane")
-    done = CliRunner().invoke(group, ["topic", "list"])
+@pytest.mark.parametrize(
+    ("words", "ours"),
+    [
+        ("topic list", "subject"),
+        ("send orders v", "produce"),
+        ("subject show orders", "subject describe"),
+        ("profile use prod", "-p NAME …"),
+    ],
+)
+def test_unknown_command_of_another_system_names_ours(words: str, ours: str):
+    done = CliRunner().invoke(keylane_app, words.split(), prog_name="keylane")
     assert done.exit_code == 2
-    assert "No such command 'topic': in keylane it is `keylane subject`." in done.output
+    assert f"': in keylane it is `keylane {ours}`." in done.output
 
 
 def test_flag_that_acts_at_once_leaves_out_the_rest():

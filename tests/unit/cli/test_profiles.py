@@ -49,7 +49,9 @@ def test_profile_is_kept_until_it_is_removed(home: Path):
         "dev": Profile("127.0.0.1:7000"),
     }
     assert profiles_file().stat().st_mode & 0o077 == 0
-    assert "127.0.0.1:7000" in ran("profile", "list")[1]
+    listed = ran("profile", "list")[1]
+    assert listed.startswith("2 profiles\n")
+    assert "127.0.0.1:7000" in listed
     assert ran("profile", "remove", "dev")[0] == 0
     assert list(read_profiles(profiles_file())) == ['my "prod"']
     assert ran("profile", "add", "\N{ROCKET}", "--meta", "a:1")[0] == 0

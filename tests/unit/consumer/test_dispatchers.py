@@ -51,9 +51,10 @@ def test_impossible_calls_are_refused(wrong: dict[str, Any]):
     [
         ({"subject": "s"}, r"^group= is missing: Consumer\(meta, subject='s', group=\.\.\.\)"),
         ({"group": "g"}, r"^subject= is missing: Consumer\(meta, subject=\.\.\., group='g'\)"),
+        ({"subject": ["s", "t"], "group": "g"}, r"^subject= takes one name; .*@consumer\.on\("),
     ],
 )
-def test_consumer_with_one_of_subject_and_group_is_refused_with_what_is_missing(given, says):
+def test_consumer_without_one_subject_and_one_group_is_refused_with_what_to_give(given, says):
     with pytest.raises(ConfigError, match=says) as refused:
         Consumer("127.0.0.1:1", **consumer_options(handler=handle, **given))
     assert "Names match" not in refused.value.hint

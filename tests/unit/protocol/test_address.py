@@ -2,6 +2,8 @@
 line.
 """
 
+from typing import Any
+
 import pytest
 
 from keylane import Consumer, Producer
@@ -52,6 +54,14 @@ def test_client_refuses_meta_that_is_no_address_before_anything_is_opened(meta):
     ):
         with pytest.raises(ConfigError, match="an address is host:port"):
             make()
+
+
+@pytest.mark.parametrize("make", [Producer, Consumer])
+def test_client_says_what_to_give_when_meta_is_a_dictionary_of_settings(make: Any):
+    with pytest.raises(
+        ConfigError, match=r"give the addresses of metaservers, .* not a dictionary"
+    ):
+        make({"bootstrap.servers": "127.0.0.1:7000"})
 
 
 @pytest.mark.parametrize(

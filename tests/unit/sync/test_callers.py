@@ -8,6 +8,7 @@ import asyncio
 import atexit
 import copy
 import logging
+import re
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -332,10 +333,29 @@ def test_send_says_what_to_give_when_headers_are_given(kind: Any):
         producer.send("orders", b"v", colour="red")
 
 
+@pytest.mark.parametrize("name", ["delay", "delay_s", "countdown"])
+async def test_send_says_what_to_give_when_a_delay_is_given(name: str):
+    advice = "give deliver_at=, as in datetime.now(UTC) + timedelta(seconds=10), and no key: "
+    later: Any = {name: 10}
+    with pytest.raises(TypeError, match=rf"'{name}': {re.escape(advice)}"):
+        Producer(META).send("orders", b"v", **later)
+    producer = keylane.Producer(META)
+    with pytest.raises(TypeError, match=rf"unexpected keyword argument '{name}'") as raised:
+        producer.send("orders", b"v", **later)
+    await producer.__aexit__(TypeError, raised.value, None)  # the end of its `async with`
+    (note,) = raised.value.__notes__
+    assert advice in note
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "advice"),
     [
         (keylane.ConsumerSettings, "auto_offset_reset", r"in Consumer\(...\), give start=$"),
+        (
+            keylane.ConsumerSettings,
+            "prefetch",
+            r"in Consumer\(...\), give settings=ConsumerSettings\(buffer_messages=...\); in a shared",
+        ),
         (keylane.ConsumerSettings, "group_id", r"in Consumer\(...\), give group=$"),
         (keylane.ConsumerSettings, "hand_over_ms", r"did you mean handover_ms\?$"),
         (keylane.ProducerSettings, "acks", r"in Producer\(...\), leave it out: a receipt "),

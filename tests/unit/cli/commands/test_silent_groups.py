@@ -88,15 +88,15 @@ PARTS = tuple(
         (
             (),
             EndedMember(client="b", left=True, ended_ms=1_500),
-            ["no consumer is running: the last one, b left 1.5 s ago"],
+            ["no consumer is running: the last one, b, left 1.5 s ago"],
         ),
         (
             (),
             EndedMember(client="b", left=False),
             [
                 (
-                    "no consumer has sent a heartbeat; the last one, b is dead: it sent no heartbeat "
-                    "until its leases ended; the leases on 2 partitions have ended: none is running, "
+                    "no consumer has sent a heartbeat; the last one, b, is dead: it sent no "
+                    "heartbeat until its leases ended; the leases on 2 partitions have ended: none is running, "
                     "or a handler blocks the event loop of each one that is"
                 )
             ],

@@ -284,20 +284,6 @@ def test_ack_before_hands_a_message_out_when_its_ack_is_stored():
     assert offsets_of(steps.ack(1).hand_out) == [0]
 
 
-def test_message_is_not_handed_out_when_its_ack_before_it_is_refused():
-    """Another consumer has the partition, and so the message, or its ack was stored: it counts as
-    lost.
-    """
-    steps = Steps(A, A, ack="before")
-    steps.pull(2)
-    steps.want()
-    [ack] = steps.requested(Ack)
-    assert not steps.step(CallFailed(ack, FencedError(token=5, current_token=9))).hand_out
-    assert [note.kind for note in steps.ready.notes] == [NoteKind.FENCED, NoteKind.LOST]
-    assert steps.session.has_ended
-    assert steps.want() == []
-
-
 def test_message_acked_before_is_acked_once():
     steps = Steps(A, ack="before")
     steps.pull(1)
@@ -332,6 +318,7 @@ def test_message_is_the_next_owners_when_its_ack_before_was_fenced():
     assert not steps.ready.hand_out
     assert steps.session.has_ended
     assert [note.kind for note in steps.ready.notes] == [NoteKind.FENCED]
+    assert steps.want() == []
 
 
 def test_message_acked_before_is_lost_when_its_handler_fails():

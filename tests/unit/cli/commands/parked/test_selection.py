@@ -178,6 +178,14 @@ def test_table_shows_what_waits_for_retry_with_its_tries_and_its_next_time():
     assert not key_fields(waiting)["dead"]
 
 
+@pytest.mark.parametrize("key", [b"a", b"", None])
+def test_json_has_the_tries_that_the_table_shows(key: bytes | None):
+    for failure, tries in ((FAILURE, 5), (None, None)):
+        each = view(key, failure=failure)
+        (row,) = cells(parked_table("g on s", [each]))
+        assert (key_fields(each)["tries"], row[6]) == (tries, "-" if tries is None else str(tries))
+
+
 def test_table_calls_dead_letters_dead():
     """The list of dead letters called each of them parked, and so sent its reader to the other
     list.
