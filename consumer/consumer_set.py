@@ -160,8 +160,8 @@ class ConsumerSet:
             try:
                 if not self._open:
                     await self.open()
-            except UnreachableError as error:
-                raise error.with_traceback(None) from None  # a script ends with this error
+            except UnreachableError as unreached:
+                raise unreached.with_traceback(None) from None  # a script ends with this error
             except ClosedError:
                 if close_count == self._close_count:
                     raise
