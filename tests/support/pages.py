@@ -27,12 +27,13 @@ VOLATILE = re.compile(
     r"(?P<pid>(?<=[\w-]:)\d{2,7}\b(?! s))"
     r"|(?P<host>\bvm(?=:\d))"
     r"|(?P<time>\d{4}-\d\d-\d\dT[\d:.]+(?:Z|\+00:00)?)"
+    r"|(?P<token>\b\d+(?=\s+\d\.\d s\b))"
     r"|(?P<seconds>\b\d+(?:\.\d+)?(?= ?(?:ms|s)\b))"
     r"|(?P<rule>─+)"
     r"|(?P<gap>\s+)"
 )
 """What differs from run to run: process ids and hosts in names such as `vm:4711`, times, durations,
-and the width of columns.
+fencing tokens in front of them (a rebalance grants in any order), and the width of columns.
 """
 ESCAPE = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 """Colours of a terminal."""
@@ -255,6 +256,7 @@ def match_line(expected: str, printed: str) -> dict[str, str] | None:
             "pid": r"(\d+)",
             "host": r"[\w.-]+",
             "time": r"\S+",
+            "token": r"\d+",
             "seconds": r"[\d.]+",
             "rule": "─+",
             "gap": r"\s+",
