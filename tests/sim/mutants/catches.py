@@ -138,7 +138,7 @@ CATCHES: dict[str, int] = {
     "loss_takes_what_is_elsewhere": 108,
     "lost_counts_as_abandoned": 28,
     "lost_is_not_asked": 60,
-    "lost_messages_are_sent_again": 444,
+    "lost_messages_are_sent_again": 684,
     "lost_parents_are_waited_for": 2_000_003_083,
     "lost_partitions_carry_on": 2_000_000_323,
     "lost_session_goes_on": 3,

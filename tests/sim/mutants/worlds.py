@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sim.actors.losing import is_losing
 from sim.features.feature import Feature
 from sim.features.harder.killers import Killers
 from sim.features.harder.parked import DamagedParks, RetainedParks
@@ -55,6 +56,11 @@ def _batches_leave_home(seed: int) -> bool:
     }
     early = plan.producer["leave_after_ms"] == 300 and plan.producer["batch_count"] > 2
     return best_tried and len(silent) > 1 and early and plan.keys > 1
+
+
+def _disks_are_lost(seed: int) -> bool:
+    """A broker's disk is lost, and an operator accepts it."""
+    return seed < FEATURES_FIRST and is_losing(seed)
 
 
 def _mixed_batches_leave_home(seed: int) -> bool:
@@ -155,6 +161,7 @@ SHOWN_IN: dict[str, Callable[[int], bool]] = {
     "late_joins_begin_again": _joins_come_late,
     "later_batches_are_parked_before_earlier_ones": _batches_wait_unopened,
     "live_reset_waits_for_no_member": _groups_are_reset,
+    "lost_messages_are_sent_again": _disks_are_lost,
     "lost_parents_are_waited_for": _disks_with_retries_are_lost,
     "margin_on_the_wrong_side": _leases_end_with_messages,
     "new_messages_overtake_suspects": _is(Killers),
