@@ -69,6 +69,7 @@ def _complete(
     import asyncio
 
     from ..admin import Admin
+    from .options import META_DEFAULT
     from .profiles import use_profile
 
     async def fetch_names() -> list[str]:
@@ -76,7 +77,7 @@ def _complete(
         if profile:
             use_profile(profile)
         source = ctx.get_parameter_source("meta")
-        meta = ctx.params["meta"]
+        meta = ctx.params.get("meta") or META_DEFAULT  # some commands have no --meta
         if source is None or source.name != "COMMANDLINE":
             meta = os.environ.get("KEYLANE_META") or meta
         wait_s = remaining_wait_s(time.process_time())
