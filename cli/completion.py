@@ -39,10 +39,18 @@ def complete_group(ctx: click.Context, _param: click.Parameter, incomplete: str)
     """
 
     async def list_groups(admin: Admin) -> list[str]:
-        subject = str(ctx.params.get("subject") or "")
-        return [view.group for view in await admin.list_groups(subject)]
+        return [view.group for view in await admin.list_groups(_subject(ctx))]
 
     return _complete(ctx, incomplete, list_groups)
+
+
+def _subject(ctx: click.Context) -> str:
+    """Return the subject on the command line, or "". If the value of an option is being completed,
+    click has not yet assigned the arguments before it to their parameters.
+    """
+    names = [each.name for each in ctx.command.params if isinstance(each, click.Argument)]
+    unassigned = dict(zip(names, ctx.args, strict=False))
+    return str(ctx.params.get("subject") or unassigned.get("subject", ""))
 
 
 def complete_profile(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
