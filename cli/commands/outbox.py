@@ -14,9 +14,9 @@ import click
 from ...protocol.errors import ConfigError
 from ...protocol.text import counted, format_seconds, key_digest, printable
 from ..answer import expand_options
-from ..completion import complete_subject
+from ..completion import META_DEFAULT, complete_subject
 from ..groups import CommandGroup
-from ..options import META_DEFAULT, MetaOption, OutputFormat, OutputOption, YesOption
+from ..options import MetaOption, OutputFormat, OutputOption, YesOption
 from ..parameters import Option
 from ..screen import make_table, run, show_data, show_line, show_table
 
