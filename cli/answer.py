@@ -20,7 +20,8 @@ from typing import (
     get_type_hints,
 )
 
-from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
+from .completion import META_DEFAULT
+from .options import MetaOption, OutputFormat, OutputOption
 from .screen import run as run_to_end
 from .screen import show_data
 from .status import showing

@@ -14,6 +14,8 @@ import click
 if TYPE_CHECKING:
     from ..admin import Admin
 
+META_DEFAULT = "127.0.0.1:7000"
+"""The metaserver that commands ask, and that completes their words, if none is named."""
 PROCESS_S = 0.45
 """Processor time, in seconds, that the command and its wait for a metaserver may take together. The
 user is waiting in a shell: including the end of the process, this amounts to half a second.
@@ -39,10 +41,18 @@ def complete_group(ctx: click.Context, _param: click.Parameter, incomplete: str)
     """
 
     async def list_groups(admin: Admin) -> list[str]:
-        subject = str(ctx.params.get("subject") or "")
-        return [view.group for view in await admin.list_groups(subject)]
+        return [view.group for view in await admin.list_groups(_subject(ctx))]
 
     return _complete(ctx, incomplete, list_groups)
+
+
+def _subject(ctx: click.Context) -> str:
+    """Return the subject on the command line, or "". If the value of an option is being completed,
+    click has not yet assigned the arguments before it to their parameters.
+    """
+    names = [each.name for each in ctx.command.params if isinstance(each, click.Argument)]
+    unassigned = dict(zip(names, ctx.args, strict=False))
+    return str(ctx.params.get("subject") or unassigned.get("subject", ""))
 
 
 def complete_profile(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -76,7 +86,7 @@ def _complete(
         if profile:
             use_profile(profile)
         source = ctx.get_parameter_source("meta")
-        meta = ctx.params["meta"]
+        meta = ctx.params.get("meta") or META_DEFAULT  # some commands have no --meta
         if source is None or source.name != "COMMANDLINE":
             meta = os.environ.get("KEYLANE_META") or meta
         wait_s = remaining_wait_s(time.process_time())

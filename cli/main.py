@@ -12,7 +12,7 @@ import click
 
 from ..protocol.limits import TTL_MS_MAX, TTL_MS_MIN
 from .answer import CommonOptions, expand_options
-from .completion import complete_profile
+from .completion import complete_group, complete_profile, complete_subject
 from .completion_scripts import install_completion, show_completion
 from .groups import LazyGroup, PeerCommandGroup
 from .options import (
@@ -196,7 +196,8 @@ def dev(
         ),
     ] = None,
     subject: Annotated[
-        list[str] | None, Option(help="Create this subject too; may be repeated.")
+        list[str] | None,
+        Option(help="Create this subject too; may be repeated.", complete=complete_subject),
     ] = None,
     auto_create: Annotated[
         str,
@@ -321,7 +322,9 @@ def produce(
 def consume(
     *,
     subject: SubjectArgument,
-    group: Annotated[str, Option("--group", "-g", help="Consumer group to join.")],
+    group: Annotated[
+        str, Option("--group", "-g", help="Consumer group to join.", complete=complete_group)
+    ],
     count: CountOption = None,
     idle: Annotated[
         float | None, Option(min=0.1, help="Stop after this many seconds without a message.")

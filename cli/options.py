@@ -13,7 +13,6 @@ from .completion import complete_group, complete_subject
 from .parameters import Argument, Option
 from .template import Template
 
-META_DEFAULT = "127.0.0.1:7000"
 BROKERS_MAX = 32
 ROWS_TOTAL = 336_776
 """Number of rows in the demo's data file."""

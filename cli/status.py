@@ -39,6 +39,25 @@ def showing(text: str | Callable[[], str]) -> Iterator[None]:
         thread.join()
 
 
+@contextmanager
+def showing_progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show what is done and, once it is known, how much of it. Yields the function to call with the
+    amount that is done, and the total.
+    """
+    progress = (0, 0)
+
+    def reach(done: int, total: int) -> None:
+        nonlocal progress
+        progress = (done, total)
+
+    def text() -> str:
+        share = percent(*progress)
+        return f"{what}:{share}" if share else what
+
+    with showing(text):
+        yield reach
+
+
 def percent(done: int, total: int) -> str:
     """Return the progress as a text such as " 12 %", or "" if the total is unknown."""
     return f" {100 * min(done, total) // total} %" if total > 0 else ""

@@ -37,8 +37,11 @@ ALL = 1 << 62
 OnPosition = Callable[[int], None]
 """Called with the position of each log record that is read."""
 
+OnProgress = Callable[[int, int], None]
+"""Called with the number of offsets that are done, and their total."""
 
-def _ignore(_position: int) -> None:
+
+def _ignore(*_progress: int) -> None:
     """Ignore the progress."""
 
 
@@ -99,7 +102,7 @@ def rebuild_index(files: Files, kind: str, on_position: OnPosition = _ignore) ->
     return report
 
 
-def switch_index(files: Files, to: str) -> IndexReport:
+def switch_index(files: Files, to: str, on_progress: OnProgress = _ignore) -> IndexReport:
     """
     Create an index of the kind `to` from the index of the other kind, and remove the old index.
 
@@ -115,9 +118,14 @@ def switch_index(files: Files, to: str) -> IndexReport:
     source, target = open_index(files, old), open_index(files, to)
     mark_incomplete(files, to)
     try:
-        for partition_id in source.partitions():
+        bounds = {each: source.bounds(each) or (0, 0) for each in source.partitions()}
+        total = sum(end - start for start, end in bounds.values())
+        done = 0
+        for partition_id, (start, _) in bounds.items():
             for units in _unit_chunks(source, partition_id):
                 target.dispatch([(partition_id, unit) for unit in units])
+                on_progress(done + units[-1].next_offset - start, total)
+            done += bounds[partition_id][1] - start
         target.checkpoint(source.position)
         report = _summarize(to, target)
     finally:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from ...protocol.errors import ConfigError
 from ...protocol.reading.instants import parse_ago_ms
 from ..answer import CommonOptions, expand_options
+from ..completion import complete_group, complete_subject
 from ..groups import CommandGroup
 from ..options import parse_time
 from ..parameters import Argument, Option
@@ -29,10 +30,15 @@ OnlyPrincipalArgument = Annotated[
 ]
 RightArgument = Annotated[str, Argument(help="produce, consume, read, administer or cluster.")]
 SubjectPattern = Annotated[
-    str, Option(help="A subject, or the beginning of names followed by '*'.")
+    str,
+    Option(help="A subject, or the beginning of names followed by '*'.", complete=complete_subject),
 ]
 GroupPattern = Annotated[
-    str, Option(help="A consumer group, or the beginning of names followed by '*'.")
+    str,
+    Option(
+        help="A consumer group, or the beginning of names followed by '*'.",
+        complete=complete_group,
+    ),
 ]
 NameArgument = Annotated[
     str, Argument(help="A principal, or '*' for all without a quota of their own.")
@@ -162,8 +168,12 @@ def check(
     principal: PrincipalArgument,
     right: RightArgument,
     *,
-    subject: Annotated[str, Option(help="A subject.", show_default="all of them")] = "",
-    group: Annotated[str, Option(help="A consumer group.", show_default="all of them")] = "",
+    subject: Annotated[
+        str, Option(help="A subject.", show_default="all of them", complete=complete_subject)
+    ] = "",
+    group: Annotated[
+        str, Option(help="A consumer group.", show_default="all of them", complete=complete_group)
+    ] = "",
     common: CommonOptions,
 ) -> None:
     """Show whether a principal has a right, and which grant gives it."""
@@ -276,7 +286,9 @@ def list_quotas(*, common: CommonOptions) -> None:
 def show_audit(
     *,
     who: Annotated[str | None, Option(help="Only events of this principal.")] = None,
-    subject: Annotated[str | None, Option(help="Only events of this subject.")] = None,
+    subject: Annotated[
+        str | None, Option(help="Only events of this subject.", complete=complete_subject)
+    ] = None,
     outcome: Annotated[
         str | None, Option(help="done or refused: only events with this outcome.")
     ] = None,

@@ -22,8 +22,9 @@ from ...protocol.text import PORT_MAX, counted
 from ...rpc.http_network import HttpNetwork
 from ...rpc.listening import check_free, check_port
 from ...rpc.program import Stop, announce_stop, print_line, run_program
+from ..completion import META_DEFAULT
 from ..connection import open_admin, wait_for_brokers
-from ..options import META_DEFAULT, OutputFormat
+from ..options import OutputFormat
 from ..screen import show_data, show_error, show_line
 from ..status import showing
 

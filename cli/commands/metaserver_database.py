@@ -33,7 +33,7 @@ from ...protocol.text import counted, listed, mask_password
 from ...rpc.http_network import client_network
 from ..options import OutputFormat
 from ..screen import make_table, show_data, show_line, show_table
-from ..status import showing
+from ..status import showing, showing_progress
 
 PRIVATE_MODE = 0o600
 CORDONS = "brokers do not store cordons: keylane broker cordon GROUP"
@@ -102,10 +102,25 @@ async def rebuild(
     addresses = [address for text in brokers for address in parse_addresses(text)]
     rights = None if access_from is None else await _read_rights(settings, access_from)
     network = client_network()
+    answered = (0, len(set(addresses)))
+
+    def on_progress(count: int, total: int) -> None:
+        nonlocal answered
+        answered = (count, total)
+
+    def text() -> str:
+        count, total = answered
+        return f"rebuilding the database: {count} of {counted(total, 'broker')} answered"
+
     try:
-        with showing(f"rebuilding the database from {counted(len(addresses), 'broker')}"):
+        with showing(text):
             cluster = await rebuild_database(
-                settings, network, addresses, options=RebuildOptions(**options), rights=rights
+                settings,
+                network,
+                addresses,
+                on_progress=on_progress,
+                options=RebuildOptions(**options),
+                rights=rights,
             )
     finally:
         await network.close()
@@ -224,14 +239,16 @@ def _subject_fields(subject: RebuiltSubject) -> RebuiltFields:
 async def migrate(data: Path | None, database_url: str | None, output: OutputFormat) -> None:
     """Upgrade the schema and show its revision."""
     settings = database_settings(data, database_url)
-    async with open_database(
+    database_context = open_database(
         folder=prepare_folder(settings.data),
         url=settings.database_url,
         clock=SystemClock(),
         boot=machine_boot(),
         broker_ttl_ms=settings.broker_ttl_ms,
-    ) as database:
-        name = database.name
+    )
+    with showing(f"migrating the schema to revision {HEAD}"):
+        async with database_context as database:
+            name = database.name
     if output is not OutputFormat.TABLE:
         show_data(output, MigratedDatabase(database=name, revision=HEAD))
     else:
@@ -260,8 +277,16 @@ async def backup(
             output_file.flush()
             os.fsync(descriptor)
 
+    settings = database_settings(data, database_url)
+    row_count = 0
+
+    def on_row(count: int) -> None:
+        nonlocal row_count
+        row_count = count
+
     try:
-        head = await backup_database(database_settings(data, database_url), write)
+        with showing(lambda: f"backing up the database: {counted(row_count, 'row')}"):
+            head = await backup_database(settings, write, on_row)
     except OSError as error:
         raise ConfigError(
             Reason.BACKUP_FILE, f"cannot write {file}: {error.strerror}", path=str(file)
@@ -277,7 +302,8 @@ async def restore(
 ) -> None:
     """Fill an empty database from a backup."""
     settings = database_settings(data, database_url)
-    head, rows = await restore_database(settings, backup_content(file), str(file))
+    with showing_progress(f"restoring the database from {file}") as reach:
+        head, rows = await restore_database(settings, backup_content(file), str(file), reach)
     if output is not OutputFormat.TABLE:
         restored = RestoredDatabase(rows=rows, cluster=head.cluster, program=head.program)
         show_data(output, restored)

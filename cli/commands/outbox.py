@@ -14,8 +14,9 @@ import click
 from ...protocol.errors import ConfigError
 from ...protocol.text import counted, format_seconds, key_digest, printable
 from ..answer import expand_options
+from ..completion import META_DEFAULT, complete_subject
 from ..groups import CommandGroup
-from ..options import META_DEFAULT, MetaOption, OutputFormat, OutputOption, YesOption
+from ..options import MetaOption, OutputFormat, OutputOption, YesOption
 from ..parameters import Option
 from ..screen import make_table, run, show_data, show_line, show_table
 
@@ -45,7 +46,8 @@ class OutboxOptions:
         ),
     ]
     subject: Annotated[
-        str | None, Option(metavar="SUBJECT", help="Only the rows of this subject.")
+        str | None,
+        Option(metavar="SUBJECT", help="Only the rows of this subject.", complete=complete_subject),
     ] = None
     prefix: Annotated[str, Option(metavar="NAME", help="Prefix of the tables' names.")] = (
         "keylane_outbox"

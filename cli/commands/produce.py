@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from ...protocol.scheduled.receipt import ScheduledReceipt
 from ...protocol.text import counted
 from ..options import WAIT_S, InputFormat, OutputFormat, parse_headers
 from ..screen import show_error, show_line, show_row
+from ..status import percent, showing
 from .lines import (
     STANDARD_INPUT,
     LineFormat,
@@ -171,7 +173,9 @@ async def produce(meta: str, output: OutputFormat, options: SendOptions) -> None
         async with Producer(meta, wait_s=WAIT_S.get()) as producer:
             if options.value is not None:
                 message = OutgoingMessage(source.key, _bytes(options.value), None)
-                tally.add(await _send(producer, options.subject, message, source))
+                with showing(f"sending the message to {options.subject}"):
+                    receipt = await _send(producer, options.subject, message, source)
+                tally.add(receipt)
             else:
                 name = STANDARD_INPUT if options.file is None else str(options.file)
                 lines = partial(numbered_lines, stream, records=source.records, name=name)
@@ -180,8 +184,25 @@ async def produce(meta: str, output: OutputFormat, options: SendOptions) -> None
                 sender = _LineSender(
                     producer, tally, options.subject, source, lines, is_typed=is_typed
                 )
-                await sender.run(ranges, output)
+                # A terminal on which lines or receipts appear needs no other sign of progress.
+                shows_receipts = output is not OutputFormat.TABLE and sys.stdout.isatty()
+                with contextlib.ExitStack() as status:
+                    if not is_typed and not shows_receipts:
+                        text = partial(progress_text, name, stream, tally)
+                        status.enter_context(showing(text))
+                    await sender.run(ranges, output)
             tally.close()
+
+
+def progress_text(name: str, stream: BinaryIO, tally: ReceiptTally) -> str:
+    """Return how many messages are stored and, if the input is a file, how much of it was read."""
+    try:
+        number = stream.fileno()
+        share = percent(os.lseek(number, 0, os.SEEK_CUR), os.fstat(number).st_size)
+    except OSError:  # a pipe has no position
+        share = ""
+    read = f",{share} of the input read" if share else ""
+    return f"sending {name}: {counted(tally.count, 'message')} stored{read}"
 
 
 def _send(

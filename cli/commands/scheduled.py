@@ -14,6 +14,7 @@ from ...protocol.scheduled.deliver_at import format_time
 from ...protocol.scheduled.receipt import CancelOutcome
 from ...protocol.text import counted
 from ..answer import CommonOptions, expand_options
+from ..completion import complete_subject
 from ..groups import CommandGroup
 from ..parameters import Argument, Option
 from ..screen import make_table, show_line, show_table
@@ -47,7 +48,10 @@ class CanceledMessage(TypedDict):
 def scheduled_list(
     *,
     subject: Annotated[
-        str | None, Option(metavar="SUBJECT", help="Only messages for this subject.")
+        str | None,
+        Option(
+            metavar="SUBJECT", help="Only messages for this subject.", complete=complete_subject
+        ),
     ] = None,
     limit: Annotated[
         int,

@@ -12,7 +12,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -89,6 +89,7 @@ def store_rows(
     *,
     route_version: int,
     broker_ttl_ms: int,
+    on_row: Callable[[int], None] = lambda _count: None,
 ) -> None:
     """
     Store the rows of a backup in an empty database.
@@ -96,17 +97,19 @@ def store_rows(
     Args:
         route_version: the minimum version of the routes, which must be higher than every version
             that clients know.
+        on_row: called after each row with the number of rows so far.
 
     Raises:
         ConfigError
     """
     check_unused(connection)
     tables = {table.name: table for table in backup_tables()}
-    for name, values in rows:
+    for count, (name, values) in enumerate(rows, 1):
         if name == facts.name:
             insert_or_replace(connection, facts, values)
         else:
             connection.execute(sa.insert(tables[name]), values)
+        on_row(count)
     freed_columns = {"session": None, "wanted": None, "withdrawn": False}
     unknown_columns = {"previous_client": None, "previous_end": None}
     connection.execute(sa.update(leases).values(freed_columns | unknown_columns))

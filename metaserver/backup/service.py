@@ -24,8 +24,13 @@ def _read_tables(connection: Connection, tables: Sequence[sa.Table]) -> list[Row
     return list(read_rows(connection, tables))
 
 
-def _encode_database(connection: Connection) -> tuple[BackupHead, list[bytes]]:
-    rows = list(read_rows(connection))
+def _encode_database(
+    connection: Connection, on_row: Callable[[int], None]
+) -> tuple[BackupHead, list[bytes]]:
+    rows = []
+    for row in read_rows(connection):
+        rows.append(row)
+        on_row(len(rows))
     cluster = read_facts(connection)
     head = BackupHead(
         format=FORMAT,
@@ -38,10 +43,16 @@ def _encode_database(connection: Connection) -> tuple[BackupHead, list[bytes]]:
 
 
 async def backup_database(
-    settings: MetaserverSettings, write: Callable[[bytes], None]
+    settings: MetaserverSettings,
+    write: Callable[[bytes], None],
+    on_row: Callable[[int], None],
 ) -> BackupHead:
     """
-    Back up a database while metaservers use it; `write` is called once with the whole file.
+    Back up a database while metaservers use it.
+
+    Args:
+        write: called once with the whole file.
+        on_row: called in another thread, after each row with the number of rows that were read.
 
     Raises:
         DataFolderError: there is no database in the data folder.
@@ -49,7 +60,7 @@ async def backup_database(
         ConflictError, VersionError, StorageError
     """
     async with _open_existing_database(settings) as database:
-        head, lines = await database.read(_encode_database)
+        head, lines = await database.read(_encode_database, on_row)
     write(b"".join(lines))
     return head
 
@@ -103,10 +114,17 @@ def read_backup(
 
 
 async def restore_database(
-    settings: MetaserverSettings, content: bytes, path: str
+    settings: MetaserverSettings,
+    content: bytes,
+    path: str,
+    on_progress: Callable[[int, int], None],
 ) -> tuple[BackupHead, int]:
     """
     Fill an empty database from a backup. Return the head of the backup and the number of rows.
+
+    Args:
+        on_progress: called in another thread, after each row with the number of rows that were
+            stored, and their total.
 
     Raises:
         ConfigError: the file is damaged or has another version, or the database is not empty.
@@ -127,7 +145,11 @@ async def restore_database(
     )
     async with database_context as database:
         await database.write(
-            store_rows, rows, route_version=clock.wall_ms(), broker_ttl_ms=settings.broker_ttl_ms
+            store_rows,
+            rows,
+            route_version=clock.wall_ms(),
+            broker_ttl_ms=settings.broker_ttl_ms,
+            on_row=lambda count: on_progress(count, len(rows)),
         )
     return head, len(rows)
 

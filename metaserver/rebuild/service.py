@@ -5,7 +5,7 @@ them. Does network I/O and runs SQL.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sqlalchemy.engine import Connection
 
@@ -33,6 +33,7 @@ async def rebuild_database(
     network: Network,
     brokers: Sequence[str],
     *,
+    on_progress: Callable[[int, int], None],
     options: RebuildOptions = NO_OPTIONS,
     rights: ImportedRights | None = None,
 ) -> RebuiltCluster:
@@ -46,6 +47,8 @@ async def rebuild_database(
 
     Args:
         brokers: the address of every broker, as `host:port`.
+        on_progress: called after each answer with the number of brokers that have answered, and of
+            all brokers.
         options: what the operator states about brokers that are not in `brokers`.
         rights: tokens, grants and quotas to store, which brokers do not have; None stores none.
 
@@ -76,9 +79,16 @@ async def rebuild_database(
             # No metaserver can issue capabilities at this point, so brokers are sent the token
             # itself.
             network.add_metaservers(addresses)
-        hosted_lists = await asyncio.gather(
-            *(_read_hosted(network, address) for address in addresses)
-        )
+        answered = 0
+
+        async def ask(address: str) -> PartitionStatusList:
+            nonlocal answered
+            hosted = await _read_hosted(network, address)
+            answered += 1
+            on_progress(answered, len(addresses))
+            return hosted
+
+        hosted_lists = await asyncio.gather(*map(ask, addresses))
         sources = [
             BrokerSource(address=address, hosted=hosted)
             for address, hosted in zip(addresses, hosted_lists, strict=True)

@@ -17,7 +17,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 
+from keylane.cli import completion
+from keylane.cli.main import app
 from support.server_process import run_keylane
 
 pytestmark = pytest.mark.acceptance
@@ -124,6 +127,26 @@ def test_dev_is_ready(dev):
         {name: summary[name] for name in ("subject", "order_strategy", "partitions")}
         for summary in summaries
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("consume ready --group", "completed"),
+        ("scheduled list --subject", "ready"),
+        ("access grant ada consume --subject ready --group", "completed"),
+        ("outbox status --subject", "ready"),
+        ("dev --subject", "ready"),
+    ],
+)
+def test_option_is_completed_with_the_names_in_the_cluster(dev, monkeypatch, words, name):
+    """Also that of a command without --meta, which asks the cluster of KEYLANE_META."""
+    dev.json("group", "create", "ready", "completed")
+    monkeypatch.setenv("KEYLANE_META", dev.meta)
+    monkeypatch.setattr(completion, "WAIT_S_MIN", TIMEOUT_S)
+    completed = ShellComplete(app, {}, "keylane", "_KEYLANE_COMPLETE")
+    names = [each.value for each in completed.get_completions(words.split(), name[:3])]
+    assert names == [name]
 
 
 def test_dev_ends_when_its_data_folder_is_removed(tmp_path):

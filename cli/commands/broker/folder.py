@@ -38,7 +38,7 @@ from ....protocol.text import counted, printable
 from ...message_json import shown_properties
 from ...options import OutputFormat
 from ...screen import make_table, show_data, show_error, show_line, show_row, show_table
-from ...status import percent, showing
+from ...status import showing_progress
 
 TEXT_CHARS_MAX = 60
 
@@ -136,9 +136,9 @@ def verify_folder(folder: Path, output: OutputFormat) -> None:
     """Check every checksum in a data folder. Exit with status 1 if anything is wrong."""
     with (
         locked_folder(folder, output) as files,
-        _showing_position("checking the log", files) as reached,
+        showing_progress("checking the log") as reach,
     ):
-        inspection = inspect_folder(files, reached)
+        inspection = inspect_folder(files, _along_log(files, reach))
     if output is not OutputFormat.TABLE:
         show_data(output, inspection)
     else:
@@ -161,20 +161,10 @@ def verify_folder(folder: Path, output: OutputFormat) -> None:
         raise click.exceptions.Exit(1)
 
 
-@contextmanager
-def _showing_position(what: str, files: Files) -> Iterator[Callable[[int], None]]:
-    """Show how much of the log has been read. Yields the function to call with each new
-    position.
-    """
+def _along_log(files: Files, reach: Callable[[int, int], None]) -> Callable[[int], None]:
+    """Return the function to call with each position of the log that has been read."""
     start, end = log_bounds(files)
-    reached = start
-
-    def reach(position: int) -> None:
-        nonlocal reached
-        reached = position
-
-    with showing(lambda: f"{what}:{percent(reached - start, end - start)}"):
-        yield reach
+    return lambda position: reach(position - start, end - start)
 
 
 class _StopWalk(Exception):  # noqa: N818 - not an error
@@ -386,7 +376,7 @@ def rebuild(folder: Path, index: str, output: OutputFormat) -> None:
         folder,
         output,
         "rebuilding the index",
-        lambda files, reached: [rebuild_index(files, index, reached)],
+        lambda files, reach: [rebuild_index(files, index, _along_log(files, reach))],
     )
 
 
@@ -394,13 +384,21 @@ def switch(folder: Path, to: str, output: OutputFormat) -> None:
     """Convert the index from the other kind to this one."""
     _check_kind(to)
     _run_on_indexes(
-        folder, output, "converting the index", lambda files, _reached: [switch_index(files, to)]
+        folder,
+        output,
+        "converting the index",
+        lambda files, reach: [switch_index(files, to, reach)],
     )
 
 
 def verify(folder: Path, output: OutputFormat) -> None:
     """Compare all indexes with the log. Exit with status 1 if anything differs."""
-    _run_on_indexes(folder, output, "comparing indexes with the log", verify_indexes)
+    _run_on_indexes(
+        folder,
+        output,
+        "comparing indexes with the log",
+        lambda files, reach: verify_indexes(files, _along_log(files, reach)),
+    )
 
 
 def _check_kind(index: str) -> None:
@@ -413,14 +411,14 @@ def _run_on_indexes(
     folder: Path,
     output: OutputFormat,
     what: str,
-    work: Callable[[Files, Callable[[int], None]], list[IndexReport]],
+    work: Callable[[Files, Callable[[int, int], None]], list[IndexReport]],
 ) -> None:
     """Run `work` on the indexes of a folder and show its reports."""
     with (
         locked_folder(folder, output, writes=True) as files,
-        _showing_position(what, files) as reached,
+        showing_progress(what) as reach,
     ):
-        reports = work(files, reached)
+        reports = work(files, reach)
     if output is not OutputFormat.TABLE:
         show_data(output, reports)
     else:

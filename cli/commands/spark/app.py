@@ -9,6 +9,7 @@ import click
 
 from ....protocol.limits import PARTITIONS_MAX
 from ...answer import CommonOptions, expand_options
+from ...completion import complete_subject
 from ...groups import CommandGroup
 from ...parameters import Option
 
@@ -75,7 +76,15 @@ PartitionsOption = Annotated[
 @expand_options
 def spark_reprocess(
     *,
-    source: Annotated[str, Option("--source", metavar="SUBJECT", help="The subject to reprocess.")],
+    source: Annotated[
+        str,
+        Option(
+            "--source",
+            metavar="SUBJECT",
+            help="The subject to reprocess.",
+            complete=complete_subject,
+        ),
+    ],
     to: Annotated[
         str,
         Option(

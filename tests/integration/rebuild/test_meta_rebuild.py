@@ -16,6 +16,8 @@ import pytest
 
 from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
+from keylane.metaserver.rebuild.service import rebuild_database
+from keylane.metaserver.settings import metaserver_settings
 from keylane.protocol import endpoints
 from keylane.protocol.control import OwnerView, PartitionStatus, Retention
 from keylane.protocol.operations import OperationKind, OperationState, Reshape
@@ -251,6 +253,22 @@ async def test_rebuild_is_refused_when_a_database_is_filled_or_a_broker_missing(
         assert len((await MetaClient(network, [cluster.meta]).route("s")).partitions) == 2
     finally:
         await network.close()
+
+
+async def test_rebuild_tells_how_many_brokers_have_answered(lost: Lost) -> None:
+    """After each answer, whatever their order."""
+    lost.lose()
+    addresses = [broker.address for broker in lost.cluster.brokers]
+    settings = metaserver_settings({"data": lost.folder / "meta-0", "database_url": lost.url})
+    told: list[tuple[int, int]] = []
+    network = HttpNetwork()
+    try:
+        await rebuild_database(
+            settings, network, addresses, on_progress=lambda *progress: told.append(progress)
+        )
+    finally:
+        await network.close()
+    assert told == [(count, len(addresses)) for count in range(1, len(addresses) + 1)]
 
 
 def test_verify_shows_every_check(lost: Lost) -> None:

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from keylane.cli import status
-from keylane.cli.status import percent, showing
+from keylane.cli.status import percent, showing, showing_progress
 
 
 class SlowTerminal(io.StringIO):
@@ -47,6 +47,19 @@ def test_long_work_shows_what_it_does_and_how_far_it_is(
     assert shown.startswith("\r\033[Kreading\\x1b: 0 %, 0 s\r")
     assert shown.endswith("\r\033[K")
     assert "\n" not in shown
+
+
+def test_progress_is_shown_as_soon_as_the_total_is_known(monkeypatch: pytest.MonkeyPatch):
+    terminal = SlowTerminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(status, "FIRST_S", 0.01)
+    monkeypatch.setattr(status, "EVERY_S", 0.01)
+    with showing_progress("reading") as reach:
+        assert terminal.wrote.wait(60)
+        reach(1, 4)
+        while "reading: 25 %, " not in terminal.getvalue():
+            time.sleep(0.01)
+    assert terminal.getvalue().startswith("\r\033[Kreading, 0 s\r")
 
 
 def test_short_work_shows_nothing(monkeypatch: pytest.MonkeyPatch):

@@ -93,6 +93,21 @@ async def test_index_is_switched_to_the_other_kind_and_back(folder):
     assert switch_index(files, kind).batches == BATCHES
 
 
+async def test_switch_tells_how_many_offsets_are_done(folder):
+    """The number only grows, up to all that the partitions have."""
+    files, kind = folder
+    told = []
+    switch_index(files, OTHER[kind], lambda done, total: told.append((done, total)))
+    queues = open_index(files, OTHER[kind])
+    bounds = [queues.bounds(partition_id) for partition_id in queues.partitions()]
+    queues.close()
+    offsets = sum(end - start for start, end in bounds)
+    assert len(told) > 1
+    assert told == sorted(told)
+    assert told[0][0] > 0
+    assert told[-1] == (offsets, offsets)
+
+
 async def test_both_are_compared(folder):
     """Two indexes of one log agree; one that lacks or invents something is told."""
     files, kind = folder

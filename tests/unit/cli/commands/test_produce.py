@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
 import pytest
 
-from keylane.cli.commands.produce import ReceiptTally, SendOptions, produce
+from keylane.cli.commands.produce import ReceiptTally, SendOptions, produce, progress_text
 from keylane.cli.main import app
 from keylane.cli.options import InputFormat, OutputFormat
 from keylane.protocol.errors import ConfigError, InputError, Reason
@@ -31,6 +32,26 @@ def test_declarations_of_receipts_are_counted(capsys):
     assert shown == (
         "3 messages stored, 2 of them reordered, 1 maybe stored twice; partitions: 1, 2\n"
     )
+
+
+def test_progress_is_of_the_messages_stored_and_the_file_read(tmp_path):
+    """A pipe has no size, so that only the messages are counted."""
+    tally = ReceiptTally(OutputFormat.TABLE)
+    file = tmp_path / "orders"
+    file.write_bytes(b"paid\n" * 4)
+    with file.open("rb", buffering=0) as stream:
+        assert progress_text("orders", stream, tally) == (
+            "sending orders: 0 messages stored, 0 % of the input read"
+        )
+        stream.read(5)
+        tally.add(STORED)
+        assert progress_text("orders", stream, tally) == (
+            "sending orders: 1 message stored, 25 % of the input read"
+        )
+    reader, writer = os.pipe()
+    os.close(writer)
+    with open(reader, "rb") as stream:
+        assert progress_text("a pipe", stream, tally) == "sending a pipe: 1 message stored"
 
 
 @pytest.mark.parametrize(
