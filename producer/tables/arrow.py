@@ -165,7 +165,8 @@ class ArrowSource:
         if self._key is not None:
             columns.append(_decode_views(batch.column(self._key)))
         rows = len(batch)
-        step = max(1, min(BLOCK_ROWS, rows * BLOCK_BYTES // max(1, batch.nbytes)))
+        size = sum(column.nbytes for column in columns)
+        step = max(1, min(BLOCK_ROWS, rows * BLOCK_BYTES // max(1, size)))
         for start in range(0, rows, step):
             values, *keys = (_build_column(column[start : start + step]) for column in columns)
             yield Block(keys[0] if keys else None, values)
@@ -346,16 +347,19 @@ _HAS_EDGES = (
 
 
 def _decode_views(array: Any) -> Any:
-    """Replace the views in a dictionary column, which Arrow does not decode, with bytes. Polars
-    stores categories in this form.
+    """Replace views with bytes: pyarrow 24 crashes when it measures them, and Arrow does not decode
+    those in a dictionary column, the form in which Polars stores categories.
     """
     column_type = array.type
-    if pa.types.is_dictionary(column_type) and (
-        pa.types.is_string_view(column_type.value_type)
-        or pa.types.is_binary_view(column_type.value_type)
-    ):
+    if _is_view(column_type):
+        return _cast(array)
+    if pa.types.is_dictionary(column_type) and _is_view(column_type.value_type):
         return pa.DictionaryArray.from_arrays(array.indices, _cast(array.dictionary))
     return array
+
+
+def _is_view(column_type: Any) -> bool:
+    return bool(pa.types.is_string_view(column_type) or pa.types.is_binary_view(column_type))
 
 
 def _build_column(array: Any) -> Column:
