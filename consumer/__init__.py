@@ -1,5 +1,5 @@
-"""The consumer: membership and leases, pull clients per partition, lanes per order key, acks and
-hand-over.
+"""The consumer: membership and leases, a session for each partition, and the dispatch of messages
+to handlers and loops.
 """
 
 from .client import Assignment, Consumer, Lag

@@ -74,7 +74,7 @@ class Assignments:
     """
     Owns the shells of a consumer from one `open` to the next `close`.
 
-    It is the `GrantHolder` of the membership, and the `ShellOwner` of each pull client.
+    It is the `GrantHolder` of the membership, and the `ShellOwner` of each shell.
 
     Args:
         dispatcher: delivers messages to handlers or to the iterating program.
@@ -485,9 +485,7 @@ class Assignments:
 
     @property
     def _check_ms(self) -> int:
-        if self._handing_over or any(
-            client.has_messages_in_flight for client in self._clients.values()
-        ):
+        if self._handing_over or any(client.outstanding for client in self._clients.values()):
             return CHECK_MS_MAX
         return max(CHECK_MS_MAX, self._settings.ttl_ms // IDLE_CHECKS_PER_TTL)
 

@@ -858,7 +858,7 @@ class Consumer(LoopBoundClient, Generic[V]):
 
     @property
     def _all_clients(self) -> list[SessionShell]:
-        """The pull clients of all members; two groups may each have one for the same partition."""
+        """The shells of all members; two groups may each have one for the same partition."""
         return [client for member in self._members for client in member._clients.values()]
 
     @property

@@ -40,7 +40,7 @@ class Position:
 
 
 class PullProgress:
-    """Tracks a pull client's progress in its partition. Times are in nanoseconds since 1970."""
+    """Tracks how far a partition is pulled and acked. Times are in nanoseconds since 1970."""
 
     __slots__ = ("_last_count", "_last_ns", "_batches_per_entry", "_unacked", "end_offset")
 

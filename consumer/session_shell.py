@@ -1037,11 +1037,6 @@ class SessionShell:
         return self.state.intake.held
 
     @property
-    def has_messages_in_flight(self) -> bool:
-        """True while any message is in flight."""
-        return self.state.intake.held > 0
-
-    @property
     def sealed(self) -> bool:
         """True if the partition is sealed."""
         return self.state.offsets.end_offset is not None

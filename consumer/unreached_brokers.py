@@ -1,7 +1,7 @@
 """Tracks brokers that a consumer cannot connect to although the metaserver hears from them, so that
 the consumer's heartbeats can report them. Pure.
 
-    a pull client fails for `patience_ms` ─▶ does the metaserver hear from its broker?
+    the calls of a partition fail for `patience_ms` ─▶ does the metaserver hear from its broker?
         no  ─▶ wait again
         yes ─▶ report it in each heartbeat, so that other members get its partitions ─▶ check again
                   ─▶ reached, or no longer a broker of the subject: no longer reported
