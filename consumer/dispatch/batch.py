@@ -35,18 +35,8 @@ class BatchJobs:
         self._is_async = is_async(handler)
         self._pool = pool
         self._offers = pool.offers
-        self._given: deque[tuple[OfferingShell, list[Message]]] = deque()
+        self.given: deque[tuple[OfferingShell, list[Message]]] = deque()
         """Batches that were handed out and have no worker."""
-
-    @property
-    def given_count(self) -> int:
-        """How many batches were handed out and have no worker."""
-        return len(self._given)
-
-    @property
-    def given_by(self) -> set[OfferingShell]:
-        """The partitions that have handed out what has no worker."""
-        return {shell for shell, _ in self._given}
 
     def accept(self, shell: OfferingShell, messages: list[Message]) -> None:
         """Accept a batch, and wake a worker for it."""
@@ -56,14 +46,14 @@ class BatchJobs:
     def _accept(self, shell: OfferingShell, messages: list[Message]) -> None:
         if messages[0].attempt != 1:
             self._offers.retry_share.take(id(messages[0]))
-        self._given.append((shell, messages))
+        self.given.append((shell, messages))
         self._pool.watch_timeouts()
 
     def give_back_given(self, shell: OfferingShell) -> None:
         """Return what a partition has handed out and no worker has."""
-        given = [messages for each, messages in self._given if each is shell]
+        given = [messages for each, messages in self.given if each is shell]
         if given:
-            self._given = deque(pair for pair in self._given if pair[0] is not shell)
+            self.given = deque(pair for pair in self.given if pair[0] is not shell)
         for messages in given:
             self._return(shell, messages)
 
@@ -75,14 +65,14 @@ class BatchJobs:
 
     def next_job(self, worker: Worker) -> Coroutine[Any, Any, None] | None:
         """Return what a worker does next; None: there is nothing."""
-        if not self._given:
+        if not self.given:
             if not self._offers.ready:
                 return None
             shell, messages = self._offers.ask_next(1)
             if not messages:
                 return None
             self._accept(shell, messages)
-        shell, messages = self._given.popleft()
+        shell, messages = self.given.popleft()
         return self._handle(worker, shell, messages)
 
     async def _handle(self, worker: Worker, shell: OfferingShell, messages: list[Message]) -> None:
@@ -127,7 +117,7 @@ class BatchJobs:
     def _may_go_on(self, shell: OfferingShell) -> bool:
         """Return True if a worker may take the next batch of the partition of its last one."""
         offers = self._offers
-        if self._given or offers.limited or offers.are_over or not offers.ready.keys() <= {shell}:
+        if self.given or offers.limited or offers.are_over or not offers.ready.keys() <= {shell}:
             return False
         return bool(offers.room_for_retries(shell))
 

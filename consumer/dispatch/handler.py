@@ -51,7 +51,7 @@ class MessageJobs:
         self._idle = pool.idle
         self._offers = pool.offers
         self._readings = pool.readings
-        self._given: deque[tuple[OfferingShell, Message]] = deque()
+        self.given: deque[tuple[OfferingShell, Message]] = deque()
         """Messages that were handed out and have no worker."""
         self._unreported: list[OfferingShell] = []
         """The partitions with handled messages that their sessions do not know of."""
@@ -63,16 +63,6 @@ class MessageJobs:
         self._bundle_size = min(BUNDLES_PER_WORKER * len(pool.workers), BUNDLE_MAX)
         self._loop = asyncio.get_running_loop()
 
-    @property
-    def given_count(self) -> int:
-        """How many messages were handed out and have no worker."""
-        return len(self._given)
-
-    @property
-    def given_by(self) -> set[OfferingShell]:
-        """The partitions that have handed out what has no worker."""
-        return {shell for shell, _ in self._given}
-
     def accept(self, shell: OfferingShell, messages: list[Message]) -> None:
         """Accept what a session has handed out, and wake a worker for each message."""
         self._accept(shell, messages)
@@ -83,14 +73,14 @@ class MessageJobs:
         for message in messages:
             if message.attempt != 1:
                 self._offers.retry_share.take(id(message))
-        self._given.extend([(shell, message) for message in messages])
+        self.given.extend([(shell, message) for message in messages])
         self._pool.watch_timeouts()
 
     def give_back_given(self, shell: OfferingShell) -> None:
         """Return what a partition has handed out and no worker has."""
-        given = [message for each, message in self._given if each is shell]
+        given = [message for each, message in self.given if each is shell]
         if given:
-            self._given = deque(pair for pair in self._given if pair[0] is not shell)
+            self.given = deque(pair for pair in self.given if pair[0] is not shell)
             self._return(shell, given)
 
     def _return(self, shell: OfferingShell, messages: list[Message]) -> None:
@@ -103,7 +93,7 @@ class MessageJobs:
 
     def next_job(self, worker: Worker) -> Coroutine[Any, Any, None] | None:
         """Return what a worker does next; None: there is nothing."""
-        if self._given:
+        if self.given:
             return self._handle_given(worker)
         return self._take(worker) if self._offers.ready else None
 
@@ -112,7 +102,7 @@ class MessageJobs:
         if self._running is not None:
             self._interrupt(self._running)
         run_size = self._run_size if self._pool.is_alone(worker) else 0
-        shell, messages = self._offers.ask_next(self._bundle_size, run_size, given=len(self._given))
+        shell, messages = self._offers.ask_next(self._bundle_size, run_size, given=len(self.given))
         if messages and messages is shell.state.lanes.run:
             self._pool.watch_timeouts()
             await self._handle_run(worker, shell, messages)
@@ -177,10 +167,10 @@ class MessageJobs:
         assert worker.task is not None
         cancelling = worker.task.cancelling
         for _ in range(MESSAGES_PER_TURN):
-            if not self._given:
+            if not self.given:
                 return
-            shell, message = self._given.popleft()
-            if idle.waiting and (self._given or ready):
+            shell, message = self.given.popleft()
+            if idle.waiting and (self.given or ready):
                 idle.wake_one()  # this one's handler may wait
             if next(readings) >= shell.begin_until_s or (
                 shell.is_shared and shell.has_expired(message)
@@ -205,7 +195,7 @@ class MessageJobs:
                     self._offers.end_retry(message)
                     pool = self._pool
                     log_line(pool.failures.lines.record_handled(message, pool.boot_ms()))
-            if not self._given:
+            if not self.given:
                 # Alone, it takes a run next.
                 self._report_handled(takes=not self._pool.is_alone(worker))
 
@@ -225,7 +215,7 @@ class MessageJobs:
             handled, shell.handled = shell.handled, []
             may_take = takes and offers.ready.keys() <= {shell} and not offers.limited
             may_take = may_take and not offers.are_over
-            wanted = max(0, self._bundle_size - len(self._given)) if may_take else 0
+            wanted = max(0, self._bundle_size - len(self.given)) if may_take else 0
             messages = shell.ask(MessagesHandled(handled, wanted))
             if messages:
                 self.accept(shell, messages)

@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
@@ -83,15 +84,8 @@ class WorkerJobs(Protocol):
     in_batches: bool
     """True: sessions hand out batches."""
 
-    @property
-    def given_count(self) -> int:
-        """How many messages or batches were handed out and have no worker."""
-        ...
-
-    @property
-    def given_by(self) -> set[OfferingShell]:
-        """The partitions that have handed out what has no worker."""
-        ...
+    given: deque[tuple[OfferingShell, Any]]
+    """Messages or batches that were handed out and have no worker, each with its partition."""
 
     def accept(self, shell: OfferingShell, messages: list[Message]) -> None:
         """Accept what a session has handed out, and wake workers for it."""
@@ -192,7 +186,7 @@ class WorkerPool:
         one.
         """
         per_worker = shell.state.settings.max_records if self.in_batches else 1
-        return self.offers.count_spare(self._jobs.given_count, per_worker)
+        return self.offers.count_spare(len(self._jobs.given), per_worker)
 
     # ── called by shells ──────────────────────────────────────────────────────────────────────────
     @property
@@ -245,7 +239,7 @@ class WorkerPool:
     @property
     def has_jobs(self) -> bool:
         """True if a worker may get something."""
-        return bool(self._jobs.given_count or self.offers.ready)
+        return bool(self._jobs.given or self.offers.ready)
 
     def is_alone(self, worker: Worker) -> bool:
         """Return True if no other worker has a message."""
@@ -391,7 +385,7 @@ class WorkerPool:
     def _begin_no_more(self) -> None:
         """Let no handler begin, because the consumer ends: the next owners get the messages."""
         self.offers.end()
-        for shell in self._jobs.given_by:
+        for shell in dict.fromkeys(shell for shell, _ in self._jobs.given):
             self._return_unbegun(shell)
 
     def _return_unbegun(self, shell: OfferingShell) -> None:
