@@ -44,8 +44,6 @@ from ..rpc.environment import Environment, environment_of
 from ..rpc.loop_binding import LoopBinding, LoopBoundClient
 from ..rpc.race import Race, error_of, shield, start_closing_task
 from ..rpc.stop_signals import is_signaled
-from .assignments import Assignments
-from .broadcast import Broadcast, check_broadcast
 from .closing_line import QUIET_CLOSE_S, format_waiting
 from .consumer_set import new_consumer_set
 from .delivery.filter import build_filter
@@ -56,12 +54,14 @@ from .dispatch.handlers import BatchHandler, Handler
 from .dispatch.loop import NEXT_CODES, LoopDispatch
 from .dispatch.workers import WorkerPool
 from .dispatchers import DispatcherFactory, UserHandlers
+from .group.assignments import Assignments
+from .group.broadcast import Broadcast, check_broadcast
+from .group.membership import Membership
+from .group.rebalance import Rebalance, check_callbacks
 from .log_names import consumer_name
 from .manifest_file import resolve_start
-from .membership import Membership
 from .progress import Position
 from .ready_line import print_ready_line
-from .rebalance import Rebalance, check_callbacks
 from .session_shell import PAUSED, SessionShell
 from .settings import (
     ARGUMENT_HINTS,

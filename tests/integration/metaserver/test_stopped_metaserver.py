@@ -14,7 +14,7 @@ import pytest
 
 from keylane import Admin, Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
-from keylane.consumer.membership import LEAVE_TIMEOUT_MS
+from keylane.consumer.group.membership import LEAVE_TIMEOUT_MS
 from support.cluster import Cluster, eventually, pause, resume
 from support.postgres import Postgres
 

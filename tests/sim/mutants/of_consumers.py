@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from keylane.consumer import session_shell
-from keylane.consumer.assignments import Assignments
 from keylane.consumer.client import Consumer
 from keylane.consumer.dispatch import batch, handler
 from keylane.consumer.dispatch.handler import MessageJobs
 from keylane.consumer.dispatch.loop import LoopDispatch
-from keylane.consumer.membership import Membership
+from keylane.consumer.group.assignments import Assignments
+from keylane.consumer.group.membership import Membership
 from keylane.consumer.prefetch_budget import PrefetchBudget
 from keylane.consumer.reading.lineage_order import LineageOrder
 from keylane.consumer.session import step

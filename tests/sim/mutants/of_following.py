@@ -7,7 +7,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from keylane.consumer.broadcast import Broadcast
+from keylane.consumer.group.broadcast import Broadcast
 from keylane.consumer.reading.lineage_order import LineageOrder
 from keylane.consumer.reading.reader import Reader
 from keylane.protocol import endpoints

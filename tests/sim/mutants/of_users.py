@@ -7,7 +7,7 @@ from typing import Any
 from keylane.broker.partition import partition as partition_module
 from keylane.broker.partition.appends import Duplicate
 from keylane.consumer.client import Consumer
-from keylane.consumer.membership import Membership
+from keylane.consumer.group.membership import Membership
 from keylane.consumer.session import calls
 from keylane.producer import sending as producer_sending
 from keylane.producer.client import Producer

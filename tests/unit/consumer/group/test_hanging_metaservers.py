@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from keylane.consumer.heartbeat_timeouts import HeartbeatTimeouts
-from keylane.consumer.membership import Membership
+from keylane.consumer.group.heartbeats import HeartbeatTimeouts
+from keylane.consumer.group.membership import Membership
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.control import Grants, Heartbeat, Joined
 from keylane.protocol.errors import NotSentError, OutcomeUnknownError

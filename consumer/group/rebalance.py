@@ -15,10 +15,10 @@ import inspect
 import logging
 from typing import Any
 
-from ..protocol.errors import HandlerTypeError, Reason
-from ..rpc.race import start_task
-from .session_shell import SessionShell
-from .settings import PartitionsCallback
+from ...protocol.errors import HandlerTypeError, Reason
+from ...rpc.race import start_task
+from ..session_shell import SessionShell
+from ..settings import PartitionsCallback
 
 log = logging.getLogger("keylane.consumer")
 

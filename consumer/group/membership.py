@@ -18,11 +18,11 @@ import random
 from collections.abc import Iterator
 from typing import Protocol
 
-from ..protocol import endpoints
-from ..protocol.backoff import Pauses
-from ..protocol.clock import Clock
-from ..protocol.control import Grants, GroupView, Heartbeat, Join, Leave, ReleaseGrant, Suspend
-from ..protocol.errors import (
+from ...protocol import endpoints
+from ...protocol.backoff import Pauses
+from ...protocol.clock import Clock
+from ...protocol.control import Grants, GroupView, Heartbeat, Join, Leave, ReleaseGrant, Suspend
+from ...protocol.errors import (
     AccessDeniedError,
     InvalidRequestError,
     KeylaneError,
@@ -33,16 +33,16 @@ from ..protocol.errors import (
     UnauthenticatedError,
     UnreachableError,
 )
-from ..protocol.groups import FailurePolicy, GroupStart
-from ..protocol.log_filter import LogFilter
-from ..protocol.operations import SubjectHistory
-from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition
-from ..rpc.client import MetaClient
-from ..rpc.environment import DrawBits
-from ..rpc.race import start_task
-from .heartbeat_timeouts import HeartbeatTimeouts
-from .log_names import consumer_name, partition_name
-from .settings import ConsumerSettings
+from ...protocol.groups import FailurePolicy, GroupStart
+from ...protocol.log_filter import LogFilter
+from ...protocol.operations import SubjectHistory
+from ...protocol.routing import ConsumeStrategy, OrderStrategy, Partition
+from ...rpc.client import MetaClient
+from ...rpc.environment import DrawBits
+from ...rpc.race import start_task
+from ..log_names import consumer_name, partition_name
+from ..settings import ConsumerSettings
+from .heartbeats import HeartbeatTimeouts
 
 log = logging.getLogger("keylane.consumer")
 _REFUSALS = (Reason.TOKEN_INVALID, Reason.SESSION_QUOTA)

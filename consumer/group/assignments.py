@@ -22,36 +22,36 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from ..protocol.clock import Clock
-from ..protocol.codecs.codec import Codec
-from ..protocol.control import Grant, Grants
-from ..protocol.errors import KeylaneError, UnreachableError
-from ..protocol.ids import MAX_I64
-from ..protocol.operations import SubjectHistory
-from ..protocol.routing import ConsumeStrategy
-from ..rpc.connections import Connections
-from ..rpc.race import start_task
-from .assignment_log import (
+from ...protocol.clock import Clock
+from ...protocol.codecs.codec import Codec
+from ...protocol.control import Grant, Grants
+from ...protocol.errors import KeylaneError, UnreachableError
+from ...protocol.ids import MAX_I64
+from ...protocol.operations import SubjectHistory
+from ...protocol.routing import ConsumeStrategy
+from ...rpc.connections import Connections
+from ...rpc.race import start_task
+from ..delivery.filter import MessageFilter
+from ..delivery.suspect_lock import SuspectLock
+from ..dispatch.loop import LoopDispatch
+from ..dispatch.workers import WorkerPool
+from ..log_names import consumer_name
+from ..prefetch_budget import PrefetchBudget
+from ..session_shell import PAUSED, SessionShell
+from ..settings import AckMode, ConsumerSettings
+from .broadcast import Broadcast
+from .effective_settings import EffectiveSettings
+from .log_lines import (
     WAITS,
     AssignmentLog,
     source_text,
     unanswered_text,
     waiting_text,
 )
-from .broadcast import Broadcast
-from .broker_reachability import BrokerReachability
-from .delivery.filter import MessageFilter
-from .delivery.suspect_lock import SuspectLock
-from .dispatch.loop import LoopDispatch
-from .dispatch.workers import WorkerPool
-from .effective_settings import EffectiveSettings
-from .log_names import consumer_name
 from .losses import FENCED, SESSION_ENDED, Losses, Stalls, lapse_reason
 from .membership import Membership
-from .prefetch_budget import PrefetchBudget
+from .reachability import BrokerReachability
 from .rebalance import Rebalance
-from .session_shell import PAUSED, SessionShell
-from .settings import AckMode, ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from ..protocol.control import GroupView, LeaseEnd, PreviousOwner
-from ..protocol.errors import KeylaneError
-from ..protocol.text import counted, format_seconds, listed
+from ...protocol.control import GroupView, LeaseEnd, PreviousOwner
+from ...protocol.errors import KeylaneError
+from ...protocol.text import counted, format_seconds, listed
 
 LINE_MS_MIN = 1_000
 """The minimum time between two log lines about partitions, in milliseconds, so that a rebalance of

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from keylane.consumer.membership import Membership
+from keylane.consumer.group.membership import Membership
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.control import Done, Grants, Join, Joined
 from keylane.protocol.errors import (

@@ -11,7 +11,7 @@ import logging
 import pytest
 
 from keylane import Consumer
-from keylane.consumer.rebalance import Rebalance, check_callbacks
+from keylane.consumer.group.rebalance import Rebalance, check_callbacks
 from keylane.errors import HandlerTypeError, Reason
 from support.consumer_options import consumer_options
 from support.raising import raises

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from keylane.consumer.broker_reachability import BrokerReachability
+from keylane.consumer.group.reachability import BrokerReachability
 from keylane.protocol.errors import FencedError, KeylaneError, NotSentError
 from keylane.protocol.frames import ListParked, Request
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 import asyncio
 import random
 
-from keylane.consumer import assignments as module
-from keylane.consumer.assignments import Assignments
+from keylane.consumer.group import assignments as module
+from keylane.consumer.group.assignments import Assignments
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.control import Grant, Grants

@@ -15,24 +15,24 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from ..protocol import endpoints
-from ..protocol.clock import Clock
-from ..protocol.control import Grant, Grants
-from ..protocol.errors import ConfigError, KeylaneError, NotSentError, RetryRule, StorageError
-from ..protocol.ids import MAX_I64
-from ..protocol.log_filter import LogFilter
-from ..protocol.message import Message
-from ..protocol.offsets import AckedOffsets
-from ..protocol.operations import PartitionHistory, SubjectHistory
-from ..protocol.routing import ConsumeStrategy, Partition, PartitionState
-from ..rpc.client import MetaClient
-from ..rpc.connections import Connections
-from ..rpc.race import start_task
-from .log_names import consumer_name, partition_name
+from ...protocol import endpoints
+from ...protocol.clock import Clock
+from ...protocol.control import Grant, Grants
+from ...protocol.errors import ConfigError, KeylaneError, NotSentError, RetryRule, StorageError
+from ...protocol.ids import MAX_I64
+from ...protocol.log_filter import LogFilter
+from ...protocol.message import Message
+from ...protocol.offsets import AckedOffsets
+from ...protocol.operations import PartitionHistory, SubjectHistory
+from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
+from ...rpc.client import MetaClient
+from ...rpc.connections import Connections
+from ...rpc.race import start_task
+from ..log_names import consumer_name, partition_name
+from ..reading.lineage_order import LineageOrder
+from ..reading.replacing_rows import ReplacingRows
+from ..settings import AckMode, ConsumerSettings, FailurePolicy
 from .membership import GrantHolder
-from .reading.lineage_order import LineageOrder
-from .reading.replacing_rows import ReplacingRows
-from .settings import AckMode, ConsumerSettings, FailurePolicy
 
 log = logging.getLogger("keylane.consumer")
 

@@ -10,7 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from keylane.consumer import ConsumerSettings, FailurePolicy
-from keylane.consumer.effective_settings import EffectiveSettings, effective_settings, stored_text
+from keylane.consumer.group.effective_settings import (
+    EffectiveSettings,
+    effective_settings,
+    stored_text,
+)
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.control import Grants
 from keylane.protocol.groups import GroupPolicy, OperatorSwitch

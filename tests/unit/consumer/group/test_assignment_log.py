@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.consumer.assignment_log import (
+from keylane.consumer.group.log_lines import (
     LAG_EACH_MS,
     LINE_MS_MIN,
     AssignmentLog,

@@ -8,16 +8,16 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from ..protocol.clock import Clock
-from ..protocol.errors import KeylaneError
-from ..protocol.frames import ListParked
-from ..protocol.log_filter import LogFilter
-from ..protocol.routing import Partition
-from ..rpc.connections import Connections
-from ..rpc.race import start_task
+from ...protocol.clock import Clock
+from ...protocol.errors import KeylaneError
+from ...protocol.frames import ListParked
+from ...protocol.log_filter import LogFilter
+from ...protocol.routing import Partition
+from ...rpc.connections import Connections
+from ...rpc.race import start_task
+from ..session_shell import SessionShell
+from ..unreached_brokers import NO_CONNECTION, UnreachedBrokers, patience_for
 from .membership import Membership
-from .session_shell import SessionShell
-from .unreached_brokers import NO_CONNECTION, UnreachedBrokers, patience_for
 
 log = logging.getLogger("keylane.consumer")
 _UNREACHED = (

@@ -11,12 +11,12 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from ..protocol.backoff import Backoff
-from ..protocol.control import Grants
-from ..protocol.groups import FailurePolicy, GroupPolicy, OperatorSwitch
-from ..protocol.routing import ConsumeStrategy, OrderStrategy
-from .log_names import consumer_name
-from .settings import AckMode, ConsumerSettings
+from ...protocol.backoff import Backoff
+from ...protocol.control import Grants
+from ...protocol.groups import FailurePolicy, GroupPolicy, OperatorSwitch
+from ...protocol.routing import ConsumeStrategy, OrderStrategy
+from ..log_names import consumer_name
+from ..settings import AckMode, ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
 _DEFAULTS = ConsumerSettings()
