@@ -56,8 +56,8 @@ from .dispatch.workers import WorkerPool
 from .dispatchers import DispatcherFactory, UserHandlers
 from .group.assignments import Assignments
 from .group.broadcast import Broadcast, check_broadcast
-from .group.membership import Membership
-from .group.rebalance import Rebalance, check_callbacks
+from .group.hand_overs import check_callbacks
+from .group.membership import Member, Membership
 from .log_names import consumer_name
 from .manifest_file import resolve_start
 from .progress import Position
@@ -302,7 +302,7 @@ class Consumer(LoopBoundClient, Generic[V]):
 
     @property
     def _log_name(self) -> str:
-        return consumer_name(self._subject, "" if self._settings.broadcast else self._group)
+        return consumer_name(self._subject, self._group)
 
     @property
     def _description(self) -> str:
@@ -365,18 +365,16 @@ class Consumer(LoopBoundClient, Generic[V]):
         await self._connections.close()
 
     def _new_membership(self, meta: MetaClient) -> Membership | Broadcast:
+        member = Member(self._subject, self._group, self._client_name)
         if self._settings.broadcast:
             return Broadcast(
-                subject=self._subject,
-                client=self._client_name,
+                member,
                 meta=meta,
                 connections=self._connections,
                 clock=self._clock,
             )
         return Membership(
-            subject=self._subject,
-            group=self._group,
-            client=self._client_name,
+            member,
             meta=meta,
             settings=self._settings,
             clock=self._clock,
@@ -393,18 +391,8 @@ class Consumer(LoopBoundClient, Generic[V]):
     def _new_assignments(
         self, membership: Membership | Broadcast, dispatcher: WorkerPool | LoopDispatch
     ) -> Assignments:
-        settings = self._settings
-        rebalance = Rebalance(
-            limit_ms=settings.handover_ms,
-            name=self._log_name,
-            on_assigned=settings.on_assigned,
-            on_revoked=settings.on_revoked,
-            on_lost=settings.on_lost,
-        )
         return Assignments(
-            subject=self._subject,
-            group=self._group,
-            settings=settings,
+            settings=self._settings,
             clock=self._clock,
             rng=self._rng,
             connections=self._connections,
@@ -412,7 +400,6 @@ class Consumer(LoopBoundClient, Generic[V]):
             dispatcher=dispatcher,
             codec=self._codec,
             fail=self._fail,
-            rebalance=rebalance,
             message_filter=self._filter,
             alone=self._alone,
         )

@@ -17,15 +17,14 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ...protocol.clock import Clock
 from ...protocol.codecs.codec import Codec
 from ...protocol.control import Grant, Grants
-from ...protocol.errors import KeylaneError, UnreachableError
 from ...protocol.ids import MAX_I64
 from ...protocol.operations import SubjectHistory
 from ...protocol.routing import ConsumeStrategy
@@ -35,25 +34,16 @@ from ..delivery.filter import MessageFilter
 from ..delivery.suspect_lock import SuspectLock
 from ..dispatch.loop import LoopDispatch
 from ..dispatch.workers import WorkerPool
-from ..log_names import consumer_name
 from ..prefetch_budget import PrefetchBudget
 from ..session_shell import PAUSED, SessionShell
 from ..settings import AckMode, ConsumerSettings
 from .broadcast import Broadcast
 from .effective_settings import EffectiveSettings
-from .log_lines import (
-    WAITS,
-    AssignmentLog,
-    source_text,
-    unanswered_text,
-    waiting_text,
-)
-from .losses import FENCED, SESSION_ENDED, Losses, Stalls, lapse_reason
+from .hand_overs import Callbacks, HandOvers
+from .log_lines import EndCause
 from .membership import Membership
+from .partition_log import PartitionLog
 from .reachability import BrokerReachability
-from .rebalance import Rebalance
-
-log = logging.getLogger("keylane.consumer")
 
 CHECK_MS_MAX = 1_000
 """The longest interval, in milliseconds, between checks for lapsed leases, long-running handlers
@@ -68,6 +58,58 @@ ENDED_TOKENS_MAX = 10_000
 """The number of partitions, beyond the granted ones, whose retired tokens are remembered. It is
 limited because a consumer is granted new partitions for as long as it lives.
 """
+
+
+class Holdings:
+    """The partitions that a consumer has, by id: granted, assigned, and being handed over."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.granted: dict[int, Grant] = {}
+        """The grants in force."""
+        self.deadline_ms = 0
+        """The end of all leases, on the boot clock."""
+        self.is_closing = False
+        """True once grants are no longer accepted."""
+        self.assigned: dict[int, SessionShell] = {}
+        self.releasing: dict[int, tuple[SessionShell, asyncio.Task[None]]] = {}
+        """The shells that are being handed over, each with the task that does it."""
+        self._retired_tokens: dict[int, int] = {}
+        """Each partition's highest token that must not be used again, in the order in which they
+        were retired.
+        """
+
+    @property
+    def left_ms(self) -> int:
+        """The milliseconds until the leases end; 0 or less after that."""
+        return self.deadline_ms - self._clock.boot_ms()
+
+    def retire_token(self, partition_id: int, token: int) -> None:
+        """Remember a token that must not be used again; forget the oldest tokens, whose partitions
+        are no longer granted.
+        """
+        retired = self._retired_tokens
+        retired.pop(partition_id, None)
+        retired[partition_id] = token
+        if len(retired) > ENDED_TOKENS_MAX + len(self.granted):
+            del retired[next(iter(retired))]
+
+    def is_retired(self, grant: Grant) -> bool:
+        """Return True if the token of a grant must not be used again."""
+        return grant.token <= self._retired_tokens.get(int(grant.partition.partition_id), -1)
+
+    def all_of(self, session: str) -> tuple[tuple[int, int], ...]:
+        """Return (partition id, token) for each partition that `session` holds, or is handing
+        over.
+        """
+        clients = [*self.assigned.values(), *(client for client, _ in self.releasing.values())]
+        return tuple(
+            sorted(
+                (client.partition_id, client.token)
+                for client in clients
+                if client.session == session
+            )
+        )
 
 
 class Assignments:
@@ -87,8 +129,6 @@ class Assignments:
     def __init__(
         self,
         *,
-        subject: str,
-        group: str,
         settings: ConsumerSettings,
         clock: Clock,
         rng: random.Random,
@@ -97,7 +137,6 @@ class Assignments:
         dispatcher: WorkerPool | LoopDispatch,
         codec: Codec[Any] | None,
         fail: Callable[[BaseException], None],
-        rebalance: Rebalance | None = None,
         message_filter: MessageFilter | None = None,
         alone: SuspectLock | None = None,
     ) -> None:
@@ -107,77 +146,58 @@ class Assignments:
         self.budget = PrefetchBudget(MAX_I64) if settings.max_wait_ms else PrefetchBudget()
         self.codec = codec
         self.message_filter = message_filter
-        self._rebalance = rebalance or Rebalance(limit_ms=settings.handover_ms)
-        self._subject = subject
-        self._group = group
-        self._name = consumer_name(subject, group)
-        self._settings = settings
-        """The settings in force; values stored for the group override those in code."""
-        self._effective = EffectiveSettings(
-            subject=subject, group=group, client=membership.client, settings=settings
-        )
-        self._clock = clock
-        self._rng = rng
-        self._connections = connections
-        self._membership = membership
         self.by_hand = isinstance(dispatcher, LoopDispatch)
         """True if the program takes and acks messages itself; still valid after `close`."""
+        self.fail = fail
+        self._membership = membership
         self._dispatcher = dispatcher
         if settings.consume_strategy is ConsumeStrategy.SHARED:
             dispatcher.on_idle = self._wake_pulls
-        self._fail = fail
-        self._clients: dict[int, SessionShell] = {}
-        self._handing_over: dict[int, SessionShell] = {}
-        self._hand_overs: dict[int, asyncio.Task[None]] = {}
-        """The hand-over task of each client in `_handing_over`."""
-        self._retired_tokens: dict[int, int] = {}
-        """Each partition's highest token that must not be used again, in the order in which they
-        were retired.
-        """
-        self._reports: set[asyncio.Task[None]] = set()
-        self._grants: tuple[Grant, ...] = ()
-        self._deadline_ms = 0
-        self._closing = False
-        self._leave_task: asyncio.Task[None] | None = None
-        self._watch_task: asyncio.Task[None] | None = None
-        self._waiting_task: asyncio.Task[None] | None = None
-        """Asks which members own the partitions, for a log line."""
-        self._stalls = Stalls()
-        self._losses = Losses()
-        self._lines = AssignmentLog()
+        self._effective = EffectiveSettings(membership.member, settings)
+        self._held = Holdings(clock)
+        self._hand_overs = HandOvers(
+            Callbacks(membership.member.name, settings), membership, dispatcher, settings, rng
+        )
+        self._log = PartitionLog(membership, clock, settings)
         self._reachability: BrokerReachability | None = None
         """None if no other consumer could be granted the partitions that this one cannot reach."""
+        exclusive = settings.consume_strategy is ConsumeStrategy.EXCLUSIVE
+        if exclusive and isinstance(membership, Membership):
+            self._reachability = BrokerReachability(
+                membership, connections, clock, ttl_ms=settings.ttl_ms
+            )
+        self._make_client = partial(
+            SessionShell,
+            subject=membership.member.subject,
+            group=membership.member.group,
+            connections=connections,
+            clock=clock,
+            rng=rng,
+            owner=self,
+            dispatch=dispatcher,
+        )
+        self._watch_task: asyncio.Task[None] | None = None
 
     def on_fork(self) -> None:
         """Start no more handlers in this process, which is a forked child: the leases belong to the
         parent.
         """
-        for client in (*self._clients.values(), *self._handing_over.values()):
+        for client in (*self.clients, *self.handing_over):
             client.on_fork()
 
     def start(self) -> None:
         """Start watching for lapsed leases and unreachable brokers."""
-        exclusive = self._settings.consume_strategy is ConsumeStrategy.EXCLUSIVE
-        if exclusive and isinstance(self._membership, Membership):
-            self._reachability = BrokerReachability(
-                self._name,
-                self._group,
-                membership=self._membership,
-                connections=self._connections,
-                clock=self._clock,
-                ttl_ms=self._settings.ttl_ms,
-            )
         self._watch_task = start_task(self._watch_deadline(), name="lease deadline")
 
     @property
     def clients(self) -> list[SessionShell]:
         """The clients that are not being handed over, by partition id."""
-        return [self._clients[key] for key in sorted(self._clients)]
+        return [client for _, client in sorted(self._held.assigned.items())]
 
     @property
     def handing_over(self) -> list[SessionShell]:
         """The clients that are being handed over, by partition id."""
-        return [self._handing_over[key] for key in sorted(self._handing_over)]
+        return [client for _, (client, _) in sorted(self._held.releasing.items())]
 
     @property
     def waiting_for(self) -> str:
@@ -199,22 +219,24 @@ class Assignments:
         """True if parked messages can be redriven here: not with ack="before", and not if the
         program takes Arrow batches.
         """
-        if self._settings.ack is AckMode.BEFORE:
-            return False
-        return not self._dispatcher.by_column
+        before = self._effective.settings.ack is AckMode.BEFORE
+        return not before and not self._dispatcher.by_column
 
     # ── GrantHolder: called by the membership ─────────────────────────────────────────────────────
     def apply_grants(self, grants: Grants, deadline_ms: int) -> None:
         """Replace the grants; all leases end at `deadline_ms` on the boot clock."""
-        self._deadline_ms = deadline_ms
+        self._held.deadline_ms = deadline_ms
         if self._effective.update(grants):
-            self._settings = self._effective.settings
             for client in self.clients:
-                client.apply_settings(self._settings)
+                client.apply_settings(self._effective.settings)
         for client in self.handing_over:
             if client.session == self._membership.session:
                 client.renew(deadline_ms, None)
-        self._apply(grants.grants)
+        if not self._held.is_closing:
+            self._held.granted = {
+                int(grant.partition.partition_id): grant for grant in grants.grants
+            }
+            self._apply_grants()
 
     def on_session_lost(self) -> None:
         """Hand over all partitions: the grants ended with the session."""
@@ -234,8 +256,7 @@ class Assignments:
         """Return (partition id, token) for each partition that `session` holds, or is handing
         over.
         """
-        clients = sorted((self._clients | self._handing_over).items())
-        return tuple((key, client.token) for key, client in clients if client.session == session)
+        return self._held.all_of(session)
 
     def unreached(self) -> tuple[str, ...]:
         """Return the broker groups that this consumer cannot reach although they send heartbeats to
@@ -243,14 +264,10 @@ class Assignments:
         """
         return () if self._reachability is None else self._reachability.unreached
 
-    def fail(self, error: BaseException) -> None:
-        """Close the consumer because of a fatal error."""
-        self._fail(error)
-
     # ── ShellOwner: called by shells ─────────────────────────────────────────────────────────
     def _wake_pulls(self) -> None:
         """Wake pulls that are waiting for a free worker."""
-        for client in list(self._clients.values()):
+        for client in self.clients:
             client.wake()
 
     async def history(self) -> SubjectHistory:
@@ -269,64 +286,53 @@ class Assignments:
 
     def start_hand_over(self, client: SessionShell) -> None:
         """Start handing over the client's partition in a separate task."""
-        partition_id = client.partition_id
-        if self._clients.get(partition_id) is not client:
+        partition_id, held = client.partition_id, self._held
+        if held.assigned.get(partition_id) is not client:
             return
-        del self._clients[partition_id]
-        self._lines.note_end(partition_id, self._cause_of_end(client))
+        del held.assigned[partition_id]
+        cause = self._cause_of_end(client)
+        self._log.note_end(client, cause)
         client.stop()
         if client.token_is_single_use or client.fenced:
-            self._retire_token(partition_id, client.token)
-        self._handing_over[partition_id] = client
-        self._hand_overs[partition_id] = start_task(
-            self._run_hand_over(client), name=f"hand over {partition_id}"
+            held.retire_token(partition_id, client.token)
+        hand_over = self._run_hand_over(client, is_lost=cause.is_loss)
+        held.releasing[partition_id] = (
+            client,
+            start_task(hand_over, name=f"hand over {partition_id}"),
         )
 
-    def _cause_of_end(self, client: SessionShell) -> str:
-        """Return in a few words why a partition is handed over."""
+    def _cause_of_end(self, client: SessionShell) -> EndCause:
+        """Return why a partition is handed over."""
         if client.fenced:
-            return "fenced"
+            return EndCause.FENCED
         if client.lapsed:
-            return "lease ran out"
-        if client.session != self._membership.session:
-            return "session ended"
+            return EndCause.LAPSED
+        if client.session != self._membership.session and not self._held.is_closing:
+            return EndCause.SESSION_ENDED
         if client.drained:
-            return "handled to its end"
-        return "suspended" if self._membership.suspended else "rebalance"
-
-    def _retire_token(self, partition_id: int, token: int) -> None:
-        """Remember a token that must not be used again; forget the oldest tokens, whose partitions
-        are no longer granted.
-        """
-        retired = self._retired_tokens
-        retired.pop(partition_id, None)
-        retired[partition_id] = token
-        if len(retired) > ENDED_TOKENS_MAX + len(self._grants):
-            del retired[next(iter(retired))]
+            return EndCause.DRAINED
+        return EndCause.SUSPENDED if self._membership.suspended else EndCause.REBALANCE
 
     # ── grants compared with clients ──────────────────────────────────────────────────────────────
-    def _apply(self, grants: tuple[Grant, ...]) -> None:
+    def _apply_grants(self) -> None:
         """Create, renew and end clients, so that each grant has exactly one."""
-        if self._closing:
-            return
-        self._grants = grants
-        granted = {int(grant.partition.partition_id): grant for grant in grants}
-        for partition_id, client in list(self._clients.items()):
-            grant = granted.get(partition_id)
+        held = self._held
+        for client in list(held.assigned.values()):
+            grant = held.granted.get(client.partition_id)
             if grant is None or grant.token != client.token or client.lapsed:
                 self.start_hand_over(client)
             else:
-                client.renew(self._deadline_ms, grant.partition.address)
+                client.renew(held.deadline_ms, grant.partition.address)
                 client.update_grant(grant)
-        for partition_id, grant in granted.items():
-            if partition_id in self._clients or partition_id in self._hand_overs:
+        for partition_id, grant in held.granted.items():
+            if partition_id in held.assigned or partition_id in held.releasing:
                 continue
-            if grant.token <= self._retired_tokens.get(partition_id, -1):
-                self._report_release_again(grant)
-            elif grant.partition.address is not None and self._clock.boot_ms() < self._deadline_ms:
-                client = self._clients[partition_id] = self._new_client(grant)
-                self._lines.note_start(partition_id, source_text(grant.previous))
-                self._rebalance.notify_assigned(client)
+            if held.is_retired(grant):
+                self._hand_overs.report_again(grant)
+            elif grant.partition.address is not None and held.left_ms > 0:
+                client = held.assigned[partition_id] = self._new_client(grant)
+                self._log.note_start(grant)
+                self._hand_overs.callbacks.notify_assigned(client)
         self._log_partitions()
 
     def _new_client(self, grant: Grant) -> SessionShell:
@@ -334,19 +340,12 @@ class Assignments:
         if isinstance(self._membership, Broadcast):
             partition_id = int(grant.partition.partition_id)
             options["acked"], options["is_superfluous"] = self._membership.find_acks(partition_id)
-        return SessionShell(
-            subject=self._subject,
-            group=self._group,
+        return self._make_client(
             session=self._membership.session,
             cluster_id=self._membership.cluster_id,
             grant=grant,
-            connections=self._connections,
-            deadline_ms=self._deadline_ms,
-            settings=self._settings,
-            clock=self._clock,
-            rng=self._rng,
-            owner=self,
-            dispatch=self._dispatcher,
+            deadline_ms=self._held.deadline_ms,
+            settings=self._effective.settings,
             **options,
         )
 
@@ -354,76 +353,43 @@ class Assignments:
         """Let sessions that hand out columns take the place of the present ones under the same
         tokens. The program has taken nothing of these.
         """
-        for partition_id, shell in list(self._clients.items()):
+        for shell in self.clients:
             shell.abandon()
-            client = self._clients[partition_id] = self._new_client(shell.grant)
+            client = self._held.assigned[shell.partition_id] = self._new_client(shell.grant)
             if shell.paused:
                 client.gate.add(PAUSED)
 
     # ── hand-over ─────────────────────────────────────────────────────────────────────────────────
-    async def _run_hand_over(self, client: SessionShell) -> None:
+    async def _run_hand_over(self, client: SessionShell, *, is_lost: bool) -> None:
+        held = self._held
         try:
-            await self._hand_over(client)
+            await self._hand_overs.hand_over(client, is_lost=is_lost)
         except BaseException as error:
             # A bug, or the event loop is closing. Tasks that stay would send acks for a closed
             # consumer.
             client.abandon()
             if isinstance(error, Exception):
-                self._fail(error)
+                self.fail(error)
             raise
         finally:
-            del self._hand_overs[client.partition_id]
-            del self._handing_over[client.partition_id]
-        if client.partition_id in {int(grant.partition.partition_id) for grant in self._grants}:
-            self._apply(self._grants)  # granted again during the hand-over
-
-    async def _hand_over(self, client: SessionShell) -> None:
-        lost = self._record_loss(client)
-        iterated = self.by_hand  # the user may still ack messages in hand
-        if iterated:
-            await self._rebalance.notify_ended(client.partition_id, lost=lost)
-        await self._dispatcher.quiesce(client)
-        if not iterated:
-            await self._rebalance.notify_ended(client.partition_id, lost=lost)
-        await client.hand_over(flush_ms=self._settings.call_timeout_ms)
-        if self._leave_task is not None:
-            await asyncio.wait([self._leave_task])
-        if client.fenced:
-            # Usually a newer owner has the partition; otherwise it is granted again above the
-            # fence. The pause keeps that from happening often.
-            await asyncio.sleep(self._settings.backoff.wait_ms(1, self._rng) / 1000)
-        # Other sessions may hold a token that is neither single-use nor fenced.
-        if client.token_is_single_use or client.fenced:
-            await self._membership.report_release(
-                client.session, client.partition_id, client.token, fence=client.fence
-            )
-
-    def _report_release_again(self, grant: Grant) -> None:
-        """Report a release again: the metaserver still grants the token, so it cannot have received
-        the report.
-        """
-        partition_id = int(grant.partition.partition_id)
-        report = self._membership.report_release(
-            self._membership.session, partition_id, grant.token
-        )
-        task = start_task(report, name=f"release {partition_id}")
-        self._reports.add(task)
-        task.add_done_callback(self._reports.discard)
+            del held.releasing[client.partition_id]
+        if client.partition_id in held.granted and not held.is_closing:
+            self._apply_grants()  # granted again during the hand-over
 
     def hand_over_all(self) -> list[asyncio.Task[None]]:
         """Start handing over every partition, and return the tasks of all hand-overs in
         progress.
         """
-        self._grants = ()
+        self._held.granted = {}
         for client in self.clients:
             self.start_hand_over(client)
-        return list(self._hand_overs.values())
+        return [task for _, task in self._held.releasing.values()]
 
     def stop(self) -> None:
         """Accept no more grants, and start no more handlers; `close` then hands over every
         partition.
         """
-        self._closing = True
+        self._held.is_closing = True
         for client in self.clients:
             client.stop()
 
@@ -431,16 +397,17 @@ class Assignments:
         """Accept no more grants, hand over every partition, and wait for the hand-overs."""
         assert self._watch_task is not None
         self._watch_task.cancel()
-        if self._waiting_task is not None:
-            self._waiting_task.cancel()
+        self._log.close()
         if self._reachability is not None:
             self._reachability.close()
-        self._closing = True
+        self._held.is_closing = True
         hand_overs = self.hand_over_all()
         if hand_overs:
-            self._leave_task = start_task(self._membership.announce_leave(), name="announce leave")
-        await asyncio.gather(self._watch_task, *hand_overs, *self._reports, return_exceptions=True)
-        self._log_losses(last=True)
+            self._hand_overs.announce_leave()
+        await asyncio.gather(
+            self._watch_task, *hand_overs, *self._hand_overs.reports, return_exceptions=True
+        )
+        self._log.log_losses(last=True)
 
     def drop_references(self) -> None:
         """
@@ -450,9 +417,9 @@ class Assignments:
         track messages. A message that a handler's object stores would form a cycle that keeps the
         handler, and so the consumer, alive forever.
         """
-        self._fail = _ignore
+        self.fail = _ignore
         self._dispatcher.on_idle = None
-        del self._dispatcher, self._membership, self._rebalance
+        del self._dispatcher, self._membership, self._hand_overs, self._make_client, self._log
         self._reachability = None
 
     # ── leases that end, and why ──────────────────────────────────────────────────────────────────
@@ -461,103 +428,30 @@ class Assignments:
         partitions.
         """
         # Check soon: a handler that blocks usually does so with its first messages.
-        check_ms = self._settings.margin_ms
+        settings, held = self._effective.settings, self._held
+        check_ms = settings.margin_ms
         while True:
-            remaining_ms = self._deadline_ms - self._clock.boot_ms()
+            remaining_ms = held.left_ms
             if remaining_ms <= 0:
                 for client in self.clients:
                     if client.lapsed:
                         self.start_hand_over(client)
-                remaining_ms = self._settings.margin_ms
-            # Align the checks of all consumers on the machine, so that one wake-up of the
-            # processor serves many.
-            sleep_ms = min(remaining_ms, check_ms - self._clock.boot_ms() % check_ms)
-            self._stalls.record_sleep(self._clock.boot_ms(), sleep_ms)
-            await asyncio.sleep(sleep_ms / 1000)
-            self._log_stall()
-            self._log_losses()
+                remaining_ms = settings.margin_ms
+            await self._log.sleep(remaining_ms, check_ms)
+            self._log.log_losses()
             self._log_partitions()
-            self._log_lag()
+            self._log.log_lag([client.position for client in held.assigned.values()])
             self._dispatcher.check_long_running()
             if self._reachability is not None:
                 self._reachability.check(self.clients)
-            check_ms = self._check_ms
-
-    @property
-    def _check_ms(self) -> int:
-        if self._handing_over or any(client.outstanding for client in self._clients.values()):
-            return CHECK_MS_MAX
-        return max(CHECK_MS_MAX, self._settings.ttl_ms // IDLE_CHECKS_PER_TTL)
-
-    def _record_loss(self, client: SessionShell) -> bool:
-        """Record why the partition was lost. Return False if it was not lost: the metaserver or the
-        user requested the hand-over.
-        """
-        now_ms = self._clock.boot_ms()
-        if client.fenced:
-            reason = FENCED
-        elif client.lapsed:
-            silent_ms = now_ms - client.renewed_ms
-            stalled_ms = self._stalls.longest_ms(client.renewed_ms, now_ms)
-            reason = lapse_reason(silent_ms=silent_ms, stalled_ms=stalled_ms)
-        elif client.session != self._membership.session and not self._closing:
-            reason = SESSION_ENDED
-        else:
-            return False
-        self._losses.add(client.partition_id, client.token, reason, fence=client.fence)
-        return True
-
-    def _log_stall(self) -> None:
-        now_ms = self._clock.boot_ms()
-        settings, late_ms = self._settings, self._stalls.record_wake(now_ms)
-        text = self._stalls.line(
-            late_ms, now_ms, ttl_ms=settings.ttl_ms, margin_ms=settings.margin_ms
-        )
-        if text and self._group:  # a broadcast consumer has no leases
-            log.warning("%s: %s", self._name, text)
+            check_ms = CHECK_MS_MAX
+            if not held.releasing and not any(client.outstanding for client in self.clients):
+                check_ms = max(CHECK_MS_MAX, settings.ttl_ms // IDLE_CHECKS_PER_TTL)
 
     def _log_partitions(self) -> None:
-        if self._closing:
-            return
-        now_ms, waits_for = self._clock.boot_ms(), WAITS
-        if not self._clients and self.waiting_for:  # it is suspended
-            waits_for = f"it waits for {self.waiting_for}"
-        text = self._lines.format_partitions(self._clients, now_ms, waits_for)
-        if not text or not log.isEnabledFor(logging.INFO):
-            return
-        if waits_for is WAITS and not self._clients and isinstance(self._membership, Membership):
-            if self._waiting_task is not None:
-                self._waiting_task.cancel()
-            self._waiting_task = start_task(
-                self._log_waiting(self._membership, text), name="log waiting"
-            )
-            return
-        log.info("%s %s", self._name, text)
-
-    async def _log_waiting(self, membership: Membership, text: str) -> None:
-        """Log why the consumer has no partition, and what the metaserver reports about the other
-        members.
-        """
-        try:
-            waits_for = waiting_text(await membership.group(), membership.client)
-        except UnreachableError as error:
-            waits_for = unanswered_text(error)
-        except KeylaneError:
-            waits_for = WAITS
-        text = text.replace(WAITS, waits_for)
-        if not self._clients:
-            log.info("%s %s", self._name, text)
-
-    def _log_lag(self) -> None:
-        positions = [client.position for client in self._clients.values()]
-        messages = sum(position.lag_messages for position in positions)
-        seconds = max((position.lag_s for position in positions), default=0.0)
-        if text := self._lines.format_lag(messages, seconds, self._clock.boot_ms()):
-            log.info("%s %s", self._name, text)
-
-    def _log_losses(self, *, last: bool = False) -> None:
-        for text in self._losses.take_lines(self._clock.boot_ms(), last=last):
-            log.warning("%s %s", self._name, text)
+        if not self._held.is_closing:
+            assigned = self._held.assigned
+            self._log.log_partitions(assigned, "" if assigned else self.waiting_for)
 
 
 def _ignore(error: BaseException) -> None:

@@ -67,4 +67,4 @@ async def test_consumer_continues_when_the_database_went_back(cluster: Cluster, 
         await eventually(lambda: len(handled) == SENT, seconds=60)
         assert opened._membership.session == session
         assert 0 < beats < BEATS_PER_S_MAX * LOOK_S
-        assert opened._membership._regression_pauses.failures == 1
+        assert opened._membership._pauses.regression.failures == 1

@@ -380,7 +380,7 @@ class BroadcastHost(FollowingHost):
             return False
         broadcast: Any = self._consumer._membership
         partition_id = int(hosted.facts.partition.partition_id)
-        acked = broadcast._acked.get(partition_id)
+        acked = broadcast._handled.acked.get(partition_id)
         return _is_through(hosted, None if acked is None else acked.cursor, broadcast._lineage)
 
     async def _handle(self, message: Message[bytes]) -> None:

@@ -81,7 +81,7 @@ def broadcasts_begin_children_late(patches: Patches) -> None:
     """A broadcast consumer begins a partition that it finds later behind its first message."""
 
     def find_acks(self: Any, partition_id: int) -> Any:
-        self._acked.setdefault(partition_id, AckedOffsets(1))
+        self._handled.acked.setdefault(partition_id, AckedOffsets(1))
         return real(self, partition_id)
 
     real = patches.set(Broadcast, "find_acks", find_acks)

@@ -63,9 +63,9 @@ def id_drawn_when_made(patches: Patches) -> None:
 def sessions_of_the_users_generator(patches: Patches) -> None:
     """Two consumers join under one session."""
 
-    def init(self: Any, **kwargs: Any) -> None:
-        real(self, **kwargs)
-        self._draw_identity = self._rng.getrandbits
+    def init(self: Any, member: Any, **kwargs: Any) -> None:
+        real(self, member, **kwargs)
+        self._draw_identity = kwargs["rng"].getrandbits
 
     real = patches.set(Membership, "__init__", init)
 
