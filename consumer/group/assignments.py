@@ -37,12 +37,12 @@ from ..dispatch.workers import WorkerPool
 from ..prefetch_budget import PrefetchBudget
 from ..session_shell import PAUSED, SessionShell
 from ..settings import AckMode, ConsumerSettings
+from .assignment_log import AssignmentLog
 from .broadcast import Broadcast
 from .effective_settings import EffectiveSettings
 from .hand_overs import Callbacks, HandOvers
 from .log_lines import EndCause
 from .membership import Membership
-from .partition_log import PartitionLog
 from .reachability import BrokerReachability
 
 CHECK_MS_MAX = 1_000
@@ -158,7 +158,7 @@ class Assignments:
         self._hand_overs = HandOvers(
             Callbacks(membership.member.name, settings), membership, dispatcher, settings, rng
         )
-        self._log = PartitionLog(membership, clock, settings)
+        self._log = AssignmentLog(membership, clock, settings)
         self._reachability: BrokerReachability | None = None
         """None if no other consumer could be granted the partitions that this one cannot reach."""
         exclusive = settings.consume_strategy is ConsumeStrategy.EXCLUSIVE

@@ -18,20 +18,19 @@ from collections.abc import Callable, Iterable
 from ...protocol import endpoints
 from ...protocol.clock import Clock
 from ...protocol.control import Grant, Grants
-from ...protocol.errors import ConfigError, KeylaneError, NotSentError, RetryRule, StorageError
+from ...protocol.errors import KeylaneError, NotSentError, RetryRule, StorageError
 from ...protocol.ids import MAX_I64
 from ...protocol.log_filter import LogFilter
 from ...protocol.message import Message
 from ...protocol.offsets import AckedOffsets
 from ...protocol.operations import PartitionHistory, SubjectHistory
-from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
+from ...protocol.routing import Partition, PartitionState
 from ...rpc.client import MetaClient
 from ...rpc.connections import Connections
 from ...rpc.race import start_task
 from ..log_names import partition_name
 from ..reading.lineage_order import LineageOrder
 from ..reading.replacing_rows import ReplacingRows
-from ..settings import AckMode, ConsumerSettings, FailurePolicy
 from .membership import GrantHolder, Member
 
 log = logging.getLogger("keylane.consumer")
@@ -44,37 +43,6 @@ missing; also the minimum interval between any two refreshes.
 """
 NEVER_MS = MAX_I64
 """The deadline, on the boot clock, of leases that never expire."""
-
-
-def check_broadcast(group: object, start: object, settings: ConsumerSettings) -> None:
-    """
-    Check that a broadcast consumer has no argument that requires a group.
-
-    Raises:
-        ConfigError: an argument requires a group; the error names the alternative.
-    """
-    if not isinstance(settings.broadcast, bool):
-        raise ConfigError(f"broadcast must be True or False, not {settings.broadcast!r:.40}")
-    if not settings.broadcast:
-        return
-    problems = []
-    if group is not None:
-        problems.append("it has no group: leave group= out")
-    if start is not None and start != "latest":
-        problems.append("it begins at the latest message: for older ones use a Reader")
-    if settings.ack is not AckMode.LINGERING:
-        problems.append(f"ack={settings.ack.value!r} needs a group: its acks end with its process")
-    if settings.failure_policy is not FailurePolicy.BLOCK:
-        problems.append(
-            f"on_failure={settings.failure_policy.value!r} needs a group: brokers set nothing "
-            "aside for it; to skip a message, handle the error in the handler"
-        )
-    if settings.consume_strategy is ConsumeStrategy.SHARED:
-        problems.append("it gets every message; use a group to divide them between consumers")
-    if settings.instance:
-        problems.append("instance= needs a group, in which a restart takes over the partitions")
-    if problems:
-        raise ConfigError("broadcast=True: " + "; ".join(problems))
 
 
 class HandledMessages:

@@ -17,7 +17,6 @@ import random
 from typing import Any
 
 from ...protocol.control import Grant
-from ...protocol.errors import HandlerTypeError, Reason
 from ...rpc.race import start_task
 from ..dispatch.loop import LoopDispatch
 from ..dispatch.workers import WorkerPool
@@ -170,24 +169,3 @@ class HandOvers:
     def announce_leave(self) -> None:
         """Tell the metaserver that all partitions are being handed over, before any report."""
         self._leave_task = start_task(self._membership.announce_leave(), name="announce leave")
-
-
-def check_callbacks(**callbacks: object) -> None:
-    """Raise HandlerTypeError if a callback is neither None nor callable with a list of partition
-    ids.
-    """
-    for name, callback in callbacks.items():
-        if callback is None:
-            continue
-        if not callable(callback) or isinstance(callback, type):
-            raise HandlerTypeError(
-                Reason.CALLBACK_TYPE,
-                f"{name} must be a function of a list of partition ids, not {callback!r:.60}",
-            )
-        try:
-            inspect.signature(callback, follow_wrapped=False).bind([])
-        except TypeError as error:
-            text = f"{name} {callback!r:.60} cannot be called with a list of partition ids: {error}"
-            raise HandlerTypeError(Reason.CALLBACK_TYPE, text) from None
-        except ValueError:
-            continue  # a builtin does not declare its arguments

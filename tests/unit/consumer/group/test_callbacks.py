@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from keylane import Consumer, ConsumerSettings
-from keylane.consumer.group.hand_overs import Callbacks, check_callbacks
+from keylane.consumer.arguments import check_callbacks
+from keylane.consumer.group.hand_overs import Callbacks
 from keylane.errors import HandlerTypeError, Reason
 from support.consumer_options import consumer_options
 from support.raising import raises

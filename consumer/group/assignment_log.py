@@ -34,7 +34,7 @@ from .membership import Membership
 log = logging.getLogger("keylane.consumer")
 
 
-class PartitionLog:
+class AssignmentLog:
     """Logs for one consumer."""
 
     def __init__(
