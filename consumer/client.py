@@ -8,10 +8,8 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from operator import attrgetter
 from threading import get_ident
 from typing import Any, Generic, Never, NoReturn, Self, SupportsIndex, TypeVar
@@ -39,29 +37,24 @@ from ..protocol.settings import (
     refuse_unknown_arguments,
 )
 from ..rpc.client import MetaClient
-from ..rpc.connections import Connections, clean_up, finish_despite_cancel
+from ..rpc.connections import Connections
 from ..rpc.environment import Environment, environment_of
 from ..rpc.loop_binding import LoopBinding, LoopBoundClient
-from ..rpc.race import Race, error_of, shield, start_closing_task
-from ..rpc.stop_signals import is_signaled
-from .assignments import Assignments
-from .broadcast import Broadcast, check_broadcast
-from .closing_line import QUIET_CLOSE_S, format_waiting
-from .consumer_set import new_consumer_set
+from ..rpc.network import Network
+from ..rpc.race import Race, error_of, shield
+from .arguments import check_broadcast, check_callbacks, check_names, resolve_start
+from .consumer_set import ConsumerSet
 from .delivery.filter import build_filter
 from .delivery.handed_out import check_handed_out, to_list
 from .delivery.suspect_lock import SuspectLock
 from .dispatch.arrow import ArrowBatch, check_arrow
 from .dispatch.handlers import BatchHandler, Handler
 from .dispatch.loop import NEXT_CODES, LoopDispatch
-from .dispatch.workers import WorkerPool
 from .dispatchers import DispatcherFactory, UserHandlers
-from .log_names import consumer_name
-from .manifest_file import resolve_start
-from .membership import Membership
+from .group.assignments import Assignments
+from .opening import ConsumerOpening, ConsumerOptions
 from .progress import Position
-from .ready_line import print_ready_line
-from .rebalance import Rebalance, check_callbacks
+from .running import print_ready_line
 from .session_shell import PAUSED, SessionShell
 from .settings import (
     ARGUMENT_HINTS,
@@ -228,34 +221,33 @@ class Consumer(LoopBoundClient, Generic[V]):
                 message; also a TypeError.
         """
         refuse_unknown_arguments("Consumer", others, ConsumerSettings, ARGUMENT_HINTS)
-        self._handlers = UserHandlers(handler, batch_handler)
+        handlers = UserHandlers(handler, batch_handler)
         merged = merge_settings(settings, ack=ack, on_failure=on_failure, tries_max=tries_max)
         check_callbacks(
             on_assigned=merged.on_assigned, on_revoked=merged.on_revoked, on_lost=merged.on_lost
         )
-        self._consumer_set = new_consumer_set(subject, group, self._handlers, merged)
-        self._filter = build_filter(merged.tags, merged.filter)
+        check_names(subject, group, merged, has_handler=handlers.any_handler is not None)
+        self._consumer_set = ConsumerSet() if subject is None and group is None else None
+        message_filter = build_filter(merged.tags, merged.filter)
         if codec is not None:
             check_codec(codec)
         check_broadcast(group, start, merged)
-        self._handlers.check(merged, alone=not self._consumer_set)
-        self._settings = merged
+        handlers.check(merged, alone=not self._consumer_set)
         self._addresses = parse_addresses(meta)
-        self._subject = subject or ""
-        self._group = group or ""
-        self._codec = codec
-        self._begins_at = resolve_start(start, subject=self._subject)
-        self._environment_override = _environment
-        self._init_components(_alone, wait_s, tls, token)
-
-    def _init_components(
-        self, alone: SuspectLock | None, wait_s: float, tls: TlsSettings | None, token: str | None
-    ) -> None:
-        self._alone = alone or SuspectLock()
-        network = None if self._environment_override is None else self._environment_override.network
+        self._options = ConsumerOptions(
+            subject=subject or "",
+            group=group or "",
+            handlers=handlers,
+            settings=merged,
+            codec=codec,
+            message_filter=message_filter,
+            start=resolve_start(start, subject=subject or ""),
+            alone=_alone or SuspectLock(),
+        )
+        self._environment = _environment
         self._connections = Connections(
-            network,
-            timeout_ms=self._settings.call_timeout_ms,
+            None if _environment is None else _environment.network,
+            timeout_ms=merged.call_timeout_ms,
             what="consumer",
             wait_s=wait_s,
             tls=tls,
@@ -263,51 +255,30 @@ class Consumer(LoopBoundClient, Generic[V]):
         )
         self._loop_binding = self._connections.loop_binding
         self._dispatchers = DispatcherFactory(
-            self._handlers,
-            settings=self._settings,
+            handlers,
+            settings=merged,
             loop_binding=self._loop_binding,
-            message_filter=self._filter,
+            message_filter=message_filter,
         )
-        self._ended_event: asyncio.Future[None] | None = None
+        # An invalid start is an error here, and not at the opening.
+        group_start(self._options.start, now_ms=environment_of(_environment).clock.wall_ms())
+        self._last_opening: ConsumerOpening | None = None
+        """The current opening, or the last one; None before the first."""
         self._close_count = 0
         """The number of `close` calls; an opening that began before the latest one is cancelled."""
         self._closes_yielding = 0
         """The number of `close` calls that are letting tasks of `run` take their first step: these
         tasks were created before the call, and return at once.
         """
-        self._clear()
-
-    def _clear(self) -> None:
-        """Reset the state for a new opening, so that nothing remains of an earlier opening or of a
-        parent process.
-        """
-        self._environment = environment_of(self._environment_override)
-        self._clock = self._environment.clock
-        self._start = group_start(self._begins_at, now_ms=self._clock.wall_ms())
-        self._rng = self._environment.new_rng()
-        self._membership: Membership | Broadcast | None = None
-        self._dispatcher: WorkerPool | LoopDispatch | None = None
-        self._assignments: Assignments | None = None
-        self._close_task: asyncio.Task[None] | None = None
-        """The task that hands over all partitions, after `close` or a fatal error."""
-        self._opened = asyncio.Event()
-        """Set when the opening has succeeded or failed."""
 
     def __repr__(self) -> str:
         addresses = ", ".join(self._addresses)
         if self._consumer_set is not None:
             count = len(self._consumer_set.members)
             return f"<Consumer of {count} at {addresses}, {self._consumer_set.state}>"
-        return f"<Consumer of {self._description} at {addresses}, {self._loop_binding.state}>"
-
-    @property
-    def _log_name(self) -> str:
-        return consumer_name(self._subject, "" if self._settings.broadcast else self._group)
-
-    @property
-    def _description(self) -> str:
-        suffix = ", broadcast," if self._settings.broadcast else f" in group {self._group}"
-        return self._subject + suffix
+        suffix = f" in group {self._options.group}" if self._options.group else ", broadcast,"
+        subject = self._options.subject + suffix
+        return f"<Consumer of {subject} at {addresses}, {self._loop_binding.state}>"
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────────
     async def __aenter__(self) -> Self:
@@ -328,93 +299,22 @@ class Consumer(LoopBoundClient, Generic[V]):
         if self._consumer_set is not None:
             await self._consumer_set.open()
             return self
-        network = self._connections.open()
-        self._clear()
-        self._ended_event = asyncio.get_running_loop().create_future()
-        meta = MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms)
-        membership = self._membership = self._new_membership(meta)
-        dispatcher = self._dispatcher = self._dispatchers.create(
-            environment=self._environment,
-            on_crash=self._fail,
-            client=self._client_name,
-        )
-        self._assignments = self._new_assignments(membership, dispatcher)
-        self._connections.loop_binding.on_fork = self._assignments.on_fork
-        try:
-            self._dispatchers.start_threads()
-            await self._connections.wait_for(meta, partial(membership.start, self._assignments))
-            self._assignments.start()
-        except BaseException as error:
-            await clean_up(partial(self._undo_opening, dispatcher, error))
-            raise
-        finally:
-            self._opened.set()
-        if not self._connections.wanted and self._close_task is not None:
-            await shield(self._close_task)
+        opening = self._last_opening = self._new_opening(self._connections.open())
+        await opening.start()
+        if not self._connections.wanted and opening.closing is not None:
+            await shield(opening.closing)
             raise ClosedError("the consumer was closed while it was opened")
         return self
 
-    async def _undo_opening(
-        self, dispatcher: WorkerPool | LoopDispatch, error: BaseException
-    ) -> None:
-        await dispatcher.close()
-        if isinstance(self._membership, Membership):
-            await self._membership.abandon_join(error)
-        self._membership = None
-        self._dispatchers.stop_threads()
-        await self._connections.close()
-
-    def _new_membership(self, meta: MetaClient) -> Membership | Broadcast:
-        if self._settings.broadcast:
-            return Broadcast(
-                subject=self._subject,
-                client=self._client_name,
-                meta=meta,
-                connections=self._connections,
-                clock=self._clock,
-            )
-        return Membership(
-            subject=self._subject,
-            group=self._group,
-            client=self._client_name,
-            meta=meta,
-            settings=self._settings,
-            clock=self._clock,
-            rng=self._rng,
-            identity=self._environment.draw_identity,
-            start=self._start,
-            filter_text="" if self._filter is None else self._filter.text,
-        )
-
-    @property
-    def _client_name(self) -> str:
-        return self._settings.name or f"{socket.gethostname()}:{os.getpid()}"
-
-    def _new_assignments(
-        self, membership: Membership | Broadcast, dispatcher: WorkerPool | LoopDispatch
-    ) -> Assignments:
-        settings = self._settings
-        rebalance = Rebalance(
-            limit_ms=settings.handover_ms,
-            name=self._log_name,
-            on_assigned=settings.on_assigned,
-            on_revoked=settings.on_revoked,
-            on_lost=settings.on_lost,
-        )
-        return Assignments(
-            subject=self._subject,
-            group=self._group,
-            settings=settings,
-            clock=self._clock,
-            rng=self._rng,
-            connections=self._connections,
-            membership=membership,
-            dispatcher=dispatcher,
-            codec=self._codec,
-            fail=self._fail,
-            rebalance=rebalance,
-            message_filter=self._filter,
-            alone=self._alone,
+    def _new_opening(self, network: Network) -> ConsumerOpening:
+        settings = self._options.settings
+        return ConsumerOpening(
+            self._options,
+            settings.name or f"{socket.gethostname()}:{os.getpid()}",
+            MetaClient(network, self._addresses, timeout_ms=settings.call_timeout_ms),
+            self._connections,
+            self._dispatchers,
+            environment_of(self._environment),
         )
 
     async def close(self) -> None:
@@ -447,12 +347,13 @@ class Consumer(LoopBoundClient, Generic[V]):
         self._close_count += 1
         if self._consumer_set is not None:
             return self._consumer_set.begin_close()
-        if not self._loop_binding.is_open_here:
+        opening = self._last_opening
+        if opening is None or not self._loop_binding.is_open_here:
             return None
         self._loop_binding.check()
         self._connections.request_close()
-        close_task = self._start_closing()
-        return None if self._called_by_handler() else close_task
+        closing = opening.close()
+        return None if opening.is_called_by_handler() else closing
 
     @property
     def _is_forked(self) -> bool:
@@ -468,86 +369,6 @@ class Consumer(LoopBoundClient, Generic[V]):
             await asyncio.sleep(0)
         finally:
             self._closes_yielding -= 1
-
-    def _called_by_handler(self) -> bool:
-        """Return True in a handler's task. Waiting for a hand-over there would deadlock, because
-        the hand-over waits for the handler.
-        """
-        return isinstance(self._dispatcher, WorkerPool) and self._dispatcher.is_worker_task(
-            asyncio.current_task()
-        )
-
-    def _start_closing(self) -> asyncio.Task[None]:
-        """Start the closing task, but only once: a signal, an error and the user may all close the
-        consumer.
-        """
-        if self._close_task is None:
-            if self._assignments is not None and self._opened.is_set():
-                self._assignments.stop()
-            self._close_task = start_closing_task(self._close(), name="closing")
-        return self._close_task
-
-    async def _close(self) -> None:
-        await self._opened.wait()  # another task may still be opening the consumer
-        membership, dispatcher, assignments = self._membership, self._dispatcher, self._assignments
-        if membership is None or dispatcher is None or assignments is None:
-            return
-        if isinstance(dispatcher, LoopDispatch):
-            dispatcher.leave()
-        try:
-            with self._logging_a_long_wait(dispatcher):
-                await assignments.close()
-            await membership.stop()
-            assignments.drop_references()
-        except asyncio.CancelledError:
-            # A closing event loop cancels all tasks, and waits for them. Leave anyway, or the group
-            # waits for the ttl.
-            await dispatcher.close()
-            await membership.stop()
-        await finish_despite_cancel(dispatcher.close)
-        self._dispatchers.stop_threads()
-        await finish_despite_cancel(self._connections.close)
-        self._membership = self._assignments = None
-        if self._ended_event is not None and not self._ended_event.done():
-            self._ended_event.set_result(None)
-
-    @contextmanager
-    def _logging_a_long_wait(self, dispatcher: WorkerPool | LoopDispatch) -> Iterator[None]:
-        """Log what the consumer waits for, once, if the work in the block takes long."""
-
-        def log_waiting() -> None:
-            running = dispatcher.running
-            if running:
-                log.warning(
-                    "%s",
-                    format_waiting(
-                        self._log_name,
-                        running,
-                        runner="handler" if isinstance(dispatcher, WorkerPool) else "loop body",
-                        limit=dispatcher.end_of_wait,
-                        is_signaled=is_signaled(),
-                    ),
-                )
-
-        dispatcher.check_long_running()  # nothing else checks it while the consumer closes
-        timer = asyncio.get_running_loop().call_later(QUIET_CLOSE_S, log_waiting)
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-    def _fail(self, error: BaseException) -> None:
-        """Close the consumer after a fatal error, which `wait`, `run` and the iteration then
-        raise.
-        """
-        if self._ended_event is None or self._ended_event.done():
-            return
-        log.error("%s ends: %r", self._log_name, error)
-        self._ended_event.set_exception(error)
-        self._ended_event.exception()
-        if isinstance(self._dispatcher, LoopDispatch):
-            self._dispatcher.fail(error)
-        self._start_closing()
 
     def on(self, subject: str, *, group: str | None = None, **options: Any) -> Callable[[H], H]:
         """
@@ -583,19 +404,19 @@ class Consumer(LoopBoundClient, Generic[V]):
         consumer_set = self._consumer_set
         if consumer_set is None:
             raise InvalidRequestError(
-                f"this consumer has the subject {self._subject}; create one without a subject, "
-                f"Consumer(meta), to register handlers"
+                f"this consumer has the subject {self._options.subject}; create one without a "
+                f"subject, Consumer(meta), to register handlers"
             )
         arguments: dict[str, Any] = {
-            "settings": self._settings,
+            "settings": self._options.settings,
             "wait_s": self._connections.wait_s,
             "tls": self._connections.tls,
             "token": self._connections.token,
-            "start": self._begins_at,
-            "codec": self._codec,
+            "start": self._options.start,
+            "codec": self._options.codec,
         } | options
         if isinstance(settings := arguments["settings"], ConsumerSettings):
-            arguments["settings"] = inherit_settings(settings, self._settings)
+            arguments["settings"] = inherit_settings(settings, self._options.settings)
         kind = "batch_handler" if arguments.pop("batch", False) else "handler"
 
         def add(handler: H) -> H:
@@ -605,8 +426,8 @@ class Consumer(LoopBoundClient, Generic[V]):
                 self._addresses,
                 subject=subject,
                 group=group,
-                _environment=self._environment_override,
-                _alone=self._alone,
+                _environment=self._environment,
+                _alone=self._options.alone,
                 **arguments,
             )
             consumer_set.add(member, subject, group)
@@ -636,11 +457,11 @@ class Consumer(LoopBoundClient, Generic[V]):
         if self._consumer_set is not None:
             await self._consumer_set.run()
             return
-        with environment_of(self._environment_override).stop_signals() as stop:
-            if self._membership is not None:
+        with environment_of(self._environment).stop_signals() as stop:
+            if self._current is not None:
                 await self._run(stop.event)
                 return
-            if self._handlers.any_handler is None:
+            if self._options.handlers.any_handler is None:
                 error = HandlerTypeError("run() needs a handler, and this consumer has none")
                 error.hint = "Pass handler=, or iterate over it inside its `async with` block."
                 raise error
@@ -661,14 +482,14 @@ class Consumer(LoopBoundClient, Generic[V]):
         close_count = self._close_count
         if not self._connections.wait_s:
             await self._open_unless_closed(close_count)
-            return self._membership is not None
+            return self._current is not None
         async with Race() as race:
             opening = race.start(self._open_unless_closed(close_count), name="open")
             race.start(stop.wait(), name="wait for a signal")
             await race.first()
             if opening.done():
                 opening.result()
-        return self._membership is not None
+        return self._current is not None
 
     async def _open_unless_closed(self, close_count: int) -> None:
         """Open the consumer, unless `close` is called in the meantime or has been called more than
@@ -682,16 +503,18 @@ class Consumer(LoopBoundClient, Generic[V]):
                     raise
 
     async def _run(self, stop: asyncio.Event) -> None:
-        print_ready_line(self._log_name)
+        opening = self._current
+        assert opening is not None
+        print_ready_line(opening.name)
         async with Race() as race:
             has_ended = race.start(error_of(self.wait()), name="wait for the end")
             race.start(stop.wait(), name="wait for a signal")
             await race.first()
             if not has_ended.done():
-                log.info("%s hands over its partitions", self._log_name)
-                if isinstance(self._dispatcher, LoopDispatch):
-                    with self._logging_a_long_wait(self._dispatcher):
-                        await self._dispatcher.finish()
+                log.info("%s hands over its partitions", opening.name)
+                if isinstance(opening.dispatcher, LoopDispatch):
+                    with opening.logging_a_long_wait():
+                        await opening.dispatcher.finish()
                 await self.close()
             if (error := await has_ended) is not None:
                 raise error
@@ -710,9 +533,9 @@ class Consumer(LoopBoundClient, Generic[V]):
             await self._consumer_set.wait()
             return
         self._loop_binding.check_not_elsewhere()
-        if self._ended_event is None:
+        if self._last_opening is None:
             raise ClosedError("the consumer was never opened")
-        await shield(self._ended_event)
+        await shield(self._last_opening.ended)
 
     async def suspend(self) -> None:
         """
@@ -731,16 +554,18 @@ class Consumer(LoopBoundClient, Generic[V]):
             await self._consumer_set.suspend()
             return
         self._loop_binding.check_not_elsewhere()
-        assignments = self._assignments
-        if self._membership is None or assignments is None:
+        opening = self._current
+        if opening is None or opening.membership is None or opening.assignments is None:
             raise ClosedError("the consumer is not open")
-        await self._membership.suspend(True)
+        assignments = opening.assignments
+        await opening.membership.suspend(True)
         # The consumer may have closed since, which has handed everything over.
         hand_overs = assignments.hand_over_all()
-        if hand_overs and not self._called_by_handler():
+        if hand_overs and not opening.is_called_by_handler():
             # The body of an iteration may call this before it acks, so limit the wait.
-            limit_ms = self._settings.handover_ms + 2 * self._settings.call_timeout_ms
-            iterated = isinstance(self._dispatcher, LoopDispatch)
+            settings = self._options.settings
+            limit_ms = settings.handover_ms + 2 * settings.call_timeout_ms
+            iterated = isinstance(opening.dispatcher, LoopDispatch)
             await asyncio.wait(hand_overs, timeout=limit_ms / 1000 if iterated else None)
 
     async def resume(self, *partition_ids: int) -> None:
@@ -763,9 +588,10 @@ class Consumer(LoopBoundClient, Generic[V]):
             await self._consumer_set.resume()
             return
         self._loop_binding.check_not_elsewhere()
-        if self._membership is None:
+        opening = self._current
+        if opening is None or opening.membership is None:
             raise ClosedError("the consumer is not open")
-        await self._membership.suspend(False)
+        await opening.membership.suspend(False)
 
     # ── its partitions ────────────────────────────────────────────────────────────────────────────
     @property
@@ -800,9 +626,9 @@ class Consumer(LoopBoundClient, Generic[V]):
         neither applies.
         """
         texts = [
-            member._assignments.waiting_for
+            assignments.waiting_for
             for member in self._members
-            if member._assignments is not None and member._loop_binding.is_open_here
+            if (assignments := member._assignments) is not None
         ]
         return "; ".join(dict.fromkeys(text for text in texts if text))
 
@@ -837,24 +663,24 @@ class Consumer(LoopBoundClient, Generic[V]):
                 raise PartitionUnknownError(
                     f"partition {partition_id!r:.40} is not assigned to this consumer",
                     partition_id=partition_id,
-                    subject=self._subject,
+                    subject=self._options.subject,
                 )
         for member in self._members:
             member._set_own_paused(partition_ids, paused=paused)
 
     def _set_own_paused(self, partition_ids: tuple[int, ...], *, paused: bool) -> None:
         """Pause or resume the given partitions that this consumer owns."""
-        clients, dispatcher = self._clients, self._dispatcher
+        clients, opening = self._clients, self._last_opening
         for partition_id in partition_ids:
             client = clients.get(partition_id)
-            if client is None or dispatcher is None:
+            if client is None or opening is None:
                 continue
             if paused and not client.paused:
                 client.gate.add(PAUSED)
-                dispatcher.pause(partition_id)
+                opening.dispatcher.pause(partition_id)
             elif not paused and client.paused:
                 client.gate.remove(PAUSED)
-                dispatcher.resume(partition_id)
+                opening.dispatcher.resume(partition_id)
 
     @property
     def _all_clients(self) -> list[SessionShell]:
@@ -862,10 +688,21 @@ class Consumer(LoopBoundClient, Generic[V]):
         return [client for member in self._members for client in member._clients.values()]
 
     @property
+    def _current(self) -> ConsumerOpening | None:
+        """The opening, unless it has ended."""
+        opening = self._last_opening
+        return None if opening is None or opening.membership is None else opening
+
+    @property
+    def _assignments(self) -> Assignments | None:
+        """The partitions, if the consumer is open in this process and event loop."""
+        opening = self._last_opening if self._loop_binding.is_open_here else None
+        return None if opening is None else opening.assignments
+
+    @property
     def _clients(self) -> dict[int, SessionShell]:
-        if self._assignments is None or not self._loop_binding.is_open_here:
-            return {}
-        return {client.partition_id: client for client in self._assignments.clients}
+        clients = [] if self._assignments is None else self._assignments.clients
+        return {client.partition_id: client for client in clients}
 
     @property
     def position(self) -> dict[int, Position]:
@@ -914,16 +751,16 @@ class Consumer(LoopBoundClient, Generic[V]):
         """
         if self._consumer_set is not None:
             raise UsageError(Reason.SEEK_IN_GROUP, "seek on a consumer: only acks move its cursor")
-        if not self._group:
+        subject, group = self._options.subject, self._options.group
+        if not group:
             raise UsageError(
                 Reason.SEEK_IN_GROUP,
-                f"seek on a broadcast consumer of {self._subject}: it begins at the latest "
+                f"seek on a broadcast consumer of {subject}: it begins at the latest "
                 f"message; a Reader begins anywhere",
             )
         raise UsageError(
             Reason.SEEK_IN_GROUP,
-            f"seek on a consumer of {self._subject} in group {self._group}: only acks move its "
-            f"cursor",
+            f"seek on a consumer of {subject} in group {group}: only acks move its cursor",
         )
 
     # ── messages without a handler ────────────────────────────────────────────────────────────────
@@ -952,7 +789,7 @@ class Consumer(LoopBoundClient, Generic[V]):
             InvalidRequestError: an argument is out of range; nothing was taken.
             KeylaneError: an error ended the consumer.
         """
-        limit = self._settings.max_records if max_records is None else max_records
+        limit = self._options.settings.max_records if max_records is None else max_records
         check_no_call_problems(
             range_problems(
                 {"max_records": limit, "timeout_ms": timeout_ms},
@@ -976,13 +813,10 @@ class Consumer(LoopBoundClient, Generic[V]):
             ClosedError: a message was not delivered by any consumer.
         """
         to_ack = to_list(messages)
-        if not isinstance(self._dispatcher, LoopDispatch):
+        if (loop := self._last_loop) is None:
             check_handed_out(to_ack, self._loop_binding)
-        return self._ack(to_ack)
-
-    async def _ack(self, messages: list[Message[Any]]) -> None:
-        if isinstance(self._dispatcher, LoopDispatch):
-            await self._dispatcher.ack_all(messages, self._loop_binding)
+            return _do_nothing()
+        return loop.ack_all(to_ack, self._loop_binding)
 
     def nack(
         self, messages: Iterable[Message[V]], *, after_s: float = 0
@@ -999,13 +833,10 @@ class Consumer(LoopBoundClient, Generic[V]):
             ClosedError: a message was not delivered by any consumer.
         """
         to_nack = to_list(messages)
-        if not isinstance(self._dispatcher, LoopDispatch):
+        if (loop := self._last_loop) is None:
             check_handed_out(to_nack, self._loop_binding)
-        return self._nack(to_nack, after_s)
-
-    async def _nack(self, messages: list[Message[Any]], after_s: float) -> None:
-        if isinstance(self._dispatcher, LoopDispatch):
-            await self._dispatcher.nack_all(messages, self._loop_binding, after_s)
+            return _do_nothing()
+        return loop.nack_all(to_nack, self._loop_binding, after_s)
 
     def batches(self) -> AsyncIterator[ArrowBatch]:
         """
@@ -1018,9 +849,9 @@ class Consumer(LoopBoundClient, Generic[V]):
             ConfigError: the group is shared, or `on_failure` is not "block".
             ClosedError, UsageError, KeylaneError: see `getmany`.
         """
-        if self._settings.consume_strategy is ConsumeStrategy.SHARED:
+        if self._options.settings.consume_strategy is ConsumeStrategy.SHARED:
             raise ConfigError("batches() need an exclusive group; a shared one does not ack ranges")
-        policy = self._settings.failure_policy
+        policy = self._options.settings.failure_policy
         if policy is not FailurePolicy.BLOCK:
             raise ConfigError(
                 f"on_failure={policy.value!r} needs single messages: only the program knows which "
@@ -1035,24 +866,32 @@ class Consumer(LoopBoundClient, Generic[V]):
         """
         if error is None or not self._loop_binding.is_open_here:
             return
-        if isinstance(self._dispatcher, LoopDispatch):
-            self._dispatcher.count_failed_attempt(error)
+        if self._last_loop is not None:
+            self._last_loop.count_failed_attempt(error)
 
     def _put_back(self, messages: Message[Any] | list[Message[Any]] | ArrowBatch) -> None:
         """Requeue messages that an interrupted call never returned, so that they are delivered
         next.
         """
-        if isinstance(self._dispatcher, LoopDispatch):
-            self._dispatcher.put_back(messages)
+        if self._last_loop is not None:
+            self._last_loop.put_back(messages)
+
+    @property
+    def _last_loop(self) -> LoopDispatch | None:
+        """What delivers messages to the program, or did so until the consumer was closed; None if
+        nothing has.
+        """
+        dispatcher = None if self._last_opening is None else self._last_opening.dispatcher
+        return dispatcher if isinstance(dispatcher, LoopDispatch) else None
 
     @property
     def _loop(self) -> LoopDispatch:
-        """What delivers messages to the program. Raises ClosedError if nothing does."""
-        if not isinstance(self._dispatcher, LoopDispatch):
+        """The same. Raises ClosedError in place of None."""
+        if (loop := self._last_loop) is None:
             raise ClosedError(
                 "the consumer is not open, or it has a handler that gets the messages"
             )
-        return self._dispatcher
+        return loop
 
     @property
     def _column_loop(self) -> LoopDispatch:
@@ -1084,6 +923,10 @@ class Consumer(LoopBoundClient, Generic[V]):
         self._loop_binding.check_thread()
         step: Coroutine[Any, Any, Message[Any]] = self._loop.next()
         return step
+
+
+async def _do_nothing() -> None:
+    """Replaces an ack of no messages."""
 
 
 class BatchIteration:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from contextlib import AsyncExitStack
 from typing import Protocol
 
-from ..protocol.control import SHORT_TEXT_CHARS_MAX
 from ..protocol.errors import (
     ClosedError,
     ConfigError,
@@ -16,19 +14,13 @@ from ..protocol.errors import (
     UnreachableError,
     UsageError,
 )
-from ..protocol.ids import check_name
 from ..protocol.text import counted
 from ..rpc.environment import environment_of
 from ..rpc.race import Race, error_of, shield, start_task
-from .dispatchers import UserHandlers
-from .ready_line import print_ready_line
-from .settings import ConsumerSettings
-
-_NOT_ENCODABLE = re.compile("[\0\ud800-\udfff]")
-"""NUL, and lone surrogates, which UTF-8 cannot encode."""
+from .running import print_ready_line
 
 
-class Member(Protocol):
+class SetMember(Protocol):
     """A consumer that belongs to a `ConsumerSet`."""
 
     async def __aenter__(self) -> object:
@@ -62,7 +54,7 @@ class ConsumerSet:
     """Opens, runs and closes its members together; an error in one closes all."""
 
     def __init__(self) -> None:
-        self.members: list[Member] = []
+        self.members: list[SetMember] = []
         self._registered: set[tuple[str, str]] = set()
         """The (subject, group) pairs that have a member."""
         self._open = False
@@ -81,7 +73,7 @@ class ConsumerSet:
         if group is not None and (subject, group) in self._registered:
             raise ConfigError(Reason.HANDLER_TWICE, subject=subject, group=group)
 
-    def add(self, member: Member, subject: str = "", group: str | None = None) -> None:
+    def add(self, member: SetMember, subject: str = "", group: str | None = None) -> None:
         """Add a member. Raises UsageError if the members are open."""
         if self._open:
             raise UsageError(Reason.ALREADY_OPEN, "add handlers before the consumer is opened")
@@ -194,59 +186,3 @@ async def _wait_for_all(tasks: list[asyncio.Task[None]]) -> None:
     for result in await asyncio.gather(*tasks, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result
-
-
-def new_consumer_set(
-    subject: object, group: object, handlers: UserHandlers, settings: ConsumerSettings
-) -> ConsumerSet | None:
-    """Return a `ConsumerSet` for a consumer without a subject; otherwise check the names and return
-    None. Raises ConfigError.
-    """
-    if settings.broadcast and subject is None:
-        raise ConfigError(
-            "broadcast=True needs a subject: Consumer(meta, subject=..., settings=...)"
-        )
-    if subject is not None or group is not None:
-        _check_names(subject, group, settings.name, broadcast=settings.broadcast)
-        return None
-    if handlers.any_handler is not None:
-        raise ConfigError(
-            "a handler needs a subject and a group: Consumer(meta, subject=..., group=..., "
-            "handler=...)"
-        )
-    return ConsumerSet()
-
-
-def _check_names(subject: object, group: object, name: object, *, broadcast: bool) -> None:
-    """
-    Check the names.
-
-    Raises:
-        InvalidRequestError: the subject or the group is not a valid name.
-        ConfigError: one of them is missing, there are several subjects, or metaservers do not
-            accept `name` as the name of a client.
-    """
-    if subject is None:
-        raise ConfigError(
-            f"subject= is missing: Consumer(meta, subject=..., group={group!r:.40}); for several "
-            "subjects, give each its group: @consumer.on(subject, group=...)"
-        )
-    if group is None and not broadcast:
-        raise ConfigError(
-            f"group= is missing: Consumer(meta, subject={subject!r:.40}, group=...); or "
-            "ConsumerSettings(broadcast=True), for every message that is sent once it is open"
-        )
-    if isinstance(subject, list | tuple | set | frozenset):
-        raise ConfigError(
-            "subject= takes one name; for several subjects, leave it out, and add a function for "
-            "each: @consumer.on(subject, group=...)"
-        )
-    check_name("subject", subject)
-    if not broadcast:
-        check_name("consumer group", group)
-    is_short_text = isinstance(name, str) and len(name) <= SHORT_TEXT_CHARS_MAX
-    if not is_short_text or _NOT_ENCODABLE.search(str(name)):
-        raise ConfigError(
-            f"name must be text of at most {SHORT_TEXT_CHARS_MAX} characters, without NUL, not "
-            f"{name!r:.40}"
-        )

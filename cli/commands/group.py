@@ -119,7 +119,7 @@ def group_create(
     common: CommonOptions,
 ) -> None:
     """Create a consumer group and fix where it starts; it gets all messages from that position."""
-    from ...consumer.manifest_file import PREFIX, manifest_start
+    from ...consumer.arguments import PREFIX, manifest_start
 
     if start.startswith(PREFIX):
         manifest = manifest_start(start, subject=subject)

@@ -124,11 +124,11 @@ class Load:
     def _held(self) -> str:
         """The partitions that every consumer has, hands over, and waits for."""
         return "\n".join(
-            f"{group} {consumer._membership.session[:8]}: {consumer.assignment}, "
+            f"{group} {consumer._current.membership.session[:8]}: {consumer.assignment}, "
             f"hands over {[client.partition_id for client in consumer._assignments.handing_over]}"
             for group, consumers in self.consumers.items()
             for consumer in consumers
-            if consumer._membership is not None
+            if consumer._current is not None
         )
 
     def check(self) -> None:

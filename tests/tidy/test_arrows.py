@@ -59,7 +59,7 @@ MACHINE = [
     "metaserver/sql/open_files.py",  # tries whether a file can be opened
     "spark/reprocess/folder.py",  # the files of a job's output
     "spark/reprocess/job.py",  # the modules of a job's code
-    "consumer/manifest_file.py",  # which a group goes on behind
+    "consumer/arguments.py",  # the manifest behind which a group begins
     "spark/session.py",  # PySpark takes its settings from the environment
 ]
 

@@ -83,6 +83,7 @@ LAYERS: dict[str, set[str]] = {
     "consumer/session": set(),
     "consumer/dispatch": {"consumer/delivery", "consumer/session"},
     "consumer/reading": {"consumer/delivery"},
+    "consumer/group": {"consumer/delivery", "consumer/dispatch", "consumer/reading"},
     "cli/commands": set(),
     "cli/demo": set(),
     "cli/commands/broker": set(),

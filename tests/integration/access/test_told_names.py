@@ -114,7 +114,7 @@ async def test_session_of_others_is_not_named_when_a_stranger_calls_with_its_id(
     own = await guarded.principal("owner", "consume", "produce", subject=SECRET)
     stranger = await guarded.principal("stranger2", "consume", subject=OWN)
     async with Consumer(guarded.meta, subject=SECRET, group="deal", token=own) as consumer:
-        session = consumer._membership.session
+        session = consumer._last_opening.membership.session
         body = {"session": session}
         status, text = await answer_of(
             guarded.meta, "/v1/consumers/leave", stranger, method="POST", body=body

@@ -194,8 +194,8 @@ async def test_late_call_to_suspend_is_undone_by_the_next_heartbeat(
         settings=replace(settings, on_revoked=revoked.extend),
     ) as consumer:
         await eventually(lambda: len(consumer.assignment) == 2)
-        assert consumer._membership is not None
-        session = consumer._membership.session
+        assert consumer._last_opening.membership is not None
+        session = consumer._last_opening.membership.session
         await consumer.suspend()
         await consumer.resume()
         await eventually(lambda: len(consumer.assignment) == 2)
@@ -207,7 +207,7 @@ async def test_late_call_to_suspend_is_undone_by_the_next_heartbeat(
         await meta.call(endpoints.SUSPEND, Suspend(session=session, suspended=False))
         await asyncio.sleep(0.2)
         await eventually(lambda: not consumer.assignment)
-        assert consumer._membership.session == session
+        assert consumer._last_opening.membership.session == session
         await consumer.resume()
         await eventually(lambda: len(consumer.assignment) == 2)
 

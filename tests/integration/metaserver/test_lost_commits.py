@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from keylane import Consumer, Message, Producer
+from keylane.consumer.group.membership import Membership
 from keylane.protocol import endpoints
 from support.cluster import Cluster, eventually
 
@@ -50,21 +51,23 @@ async def test_consumer_continues_when_the_database_went_back(cluster: Cluster, 
             file.unlink()
         copy_database(tmp_path / "older.db", database)
 
-        assert opened._membership is not None
-        session, ask = opened._membership.session, opened._membership._meta.call
+        assert opened._last_opening is not None
+        membership = opened._last_opening.membership
+        assert isinstance(membership, Membership)
+        session, ask = membership.session, membership._meta.call
 
         async def counted(endpoint, *args, **kwargs):
             nonlocal beats
             beats += endpoint is endpoints.HEARTBEAT
             return await ask(endpoint, *args, **kwargs)
 
-        opened._membership._meta.call = counted  # type: ignore[method-assign]
+        membership._meta.call = counted  # type: ignore[method-assign]
         cluster.meta_program.restart()
         await asyncio.sleep(LOOK_S)
         async with Producer(cluster.meta) as producer:
             for number in range(SENT):
                 producer.send("back", b"%d" % number, key=b"k%d" % number)
         await eventually(lambda: len(handled) == SENT, seconds=60)
-        assert opened._membership.session == session
+        assert membership.session == session
         assert 0 < beats < BEATS_PER_S_MAX * LOOK_S
-        assert opened._membership._regression_pauses.failures == 1
+        assert membership._pauses.regression.failures == 1

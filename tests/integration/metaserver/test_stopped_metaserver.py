@@ -14,7 +14,7 @@ import pytest
 
 from keylane import Admin, Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
-from keylane.consumer.membership import LEAVE_TIMEOUT_MS
+from keylane.consumer.group.membership import LEAVE_TIMEOUT_MS
 from support.cluster import Cluster, eventually, pause, resume
 from support.postgres import Postgres
 
@@ -95,7 +95,7 @@ async def test_two_of_three_stopped_metaservers_cost_no_lease(three_metas: Clust
         while (passed := asyncio.get_running_loop().time() - began) < 2 * SHORT_TTL_MS / 1000:
             if not nudged and passed > SHORT_TTL_MS / 5000:
                 nudged = True
-                consumer._membership.nudge()
+                consumer._last_opening.membership.nudge()
             await producer.send("s", b"%d" % sent, key=b"k")
             sent += 1
             await asyncio.sleep(0.05)

@@ -383,7 +383,8 @@ class ConsumerHost(Host):
         consumer = self.consumer
         if consumer is None or not self.running or self.process.paused:
             return False
-        workers = consumer._dispatcher
+        opening = consumer._last_opening
+        workers = None if opening is None else opening.dispatcher
         if not isinstance(workers, WorkerPool) or not workers.has_jobs:
             return False
         return self.inside < self._settings.concurrency

@@ -202,21 +202,22 @@ class LoopingHost(ConsumerHost):
         """Note what a consumer buries without asking its program: a message at which processes have
         ended.
         """
-        new_assignments = consumer._new_assignments
+        new_opening = consumer._new_opening
 
-        def watched(*args: Any) -> Any:
-            assignments = new_assignments(*args)
-            make = assignments._new_client
+        def watched(network: Any) -> Any:
+            opening = new_opening(network)
+            assert opening.assignments is not None
+            make = opening.assignments._new_client
 
             def made(grant: Any) -> Any:
                 shell = make(grant)
                 self._watch_session(shell)
                 return shell
 
-            assignments._new_client = made  # type: ignore[method-assign]
-            return assignments
+            opening.assignments._new_client = made  # type: ignore[method-assign]
+            return opening
 
-        consumer._new_assignments = watched  # type: ignore[method-assign]
+        consumer._new_opening = watched  # type: ignore[method-assign]
 
     def _watch_session(self, shell: SessionShell) -> None:
         ask = shell.ask
@@ -371,7 +372,8 @@ def _rows(batch: ArrowBatch) -> list[Message]:
 
 def has_opened(host: ConsumerHost) -> bool:
     """True while a loop has opened messages that it did not hand out, and none is paused."""
-    dispatch = host.consumer._dispatcher if host.consumer is not None else None
+    opening = host.consumer._last_opening if host.consumer is not None else None
+    dispatch = None if opening is None else opening.dispatcher
     if not isinstance(dispatch, LoopDispatch):
         return False
     shells = list(dispatch._shells)

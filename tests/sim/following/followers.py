@@ -372,15 +372,16 @@ class BroadcastHost(FollowingHost):
             context.run(self.spawn, work, context)
 
     def knows(self, partition_id: int) -> bool:
-        broadcast: Any = None if self._consumer is None else self._consumer._membership
+        opening = None if self._consumer is None else self._consumer._last_opening
+        broadcast: Any = None if opening is None else opening.membership
         return broadcast is not None and partition_id in broadcast._lineage
 
     def is_through(self, hosted: HostedPartition) -> bool:
-        if self._consumer is None:
+        if self._consumer is None or self._consumer._last_opening is None:
             return False
-        broadcast: Any = self._consumer._membership
+        broadcast: Any = self._consumer._last_opening.membership
         partition_id = int(hosted.facts.partition.partition_id)
-        acked = broadcast._acked.get(partition_id)
+        acked = broadcast._handled.acked.get(partition_id)
         return _is_through(hosted, None if acked is None else acked.cursor, broadcast._lineage)
 
     async def _handle(self, message: Message[bytes]) -> None:

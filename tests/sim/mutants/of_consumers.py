@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from keylane.consumer import session_shell
-from keylane.consumer.assignments import Assignments
 from keylane.consumer.client import Consumer
 from keylane.consumer.dispatch import batch, handler
 from keylane.consumer.dispatch.handler import MessageJobs
 from keylane.consumer.dispatch.loop import LoopDispatch
-from keylane.consumer.membership import Membership
+from keylane.consumer.group.assignments import Assignments
+from keylane.consumer.group.hand_overs import HandOvers
+from keylane.consumer.group.membership import Membership
 from keylane.consumer.prefetch_budget import PrefetchBudget
 from keylane.consumer.reading.lineage_order import LineageOrder
 from keylane.consumer.session import step
@@ -38,16 +39,20 @@ def deadline_from_the_answer(patches: Patches) -> None:
     """The ttl counts from the arrival of the answer, not from the sending of the heartbeat."""
 
     def apply_grants(self: Any, grants: Any, _deadline_ms: int) -> None:
-        real(self, grants, self._clock.boot_ms() + grants.ttl_ms - self._settings.margin_ms)
+        real(self, grants, self._held._clock.boot_ms() + grants.ttl_ms - _margin_ms(self))
 
     real = patches.set(Assignments, "apply_grants", apply_grants)
+
+
+def _margin_ms(assignments: Any) -> int:
+    return int(assignments._effective.settings.margin_ms)
 
 
 def margin_on_the_wrong_side(patches: Patches) -> None:
     """The margin is added to the lease's end, not subtracted from it."""
 
     def apply_grants(self: Any, grants: Any, deadline_ms: int) -> None:
-        real(self, grants, deadline_ms + 2 * self._settings.margin_ms)
+        real(self, grants, deadline_ms + 2 * _margin_ms(self))
 
     real = patches.set(Assignments, "apply_grants", apply_grants)
 
@@ -70,9 +75,10 @@ def deadline_by_the_calendar(patches: Patches) -> None:
 
 
 def released_before_handlers_end(patches: Patches) -> None:
-    async def hand_over_now(self: Any, client: Any) -> None:
+    async def hand_over_now(self: Any, client: Any, *, is_lost: bool) -> None:
         await client.hand_over(flush_ms=self._settings.call_timeout_ms)
-        await self._membership.report_release(client.session, client.partition_id, client.token)
+        if (releases := self._membership.releases) is not None:
+            await releases.report(client.session, client.partition_id, client.token)
 
     def proceed(session: Any, now_ms: int) -> None:
         lanes = session.lanes
@@ -82,7 +88,7 @@ def released_before_handlers_end(patches: Patches) -> None:
         real(session, now_ms)
         lanes.in_hand, lanes.run = in_hand, run
 
-    patches.set(Assignments, "_hand_over", hand_over_now)
+    patches.set(HandOvers, "hand_over", hand_over_now)
     real = patches.set(step, "proceed", proceed)
 
 
@@ -106,7 +112,7 @@ def state_kept_over_grants(patches: Patches) -> None:
 
     def start_hand_over(self: Any, client: Any) -> None:
         real(self, client)
-        self._retired_tokens.clear()
+        self._held._retired_tokens.clear()
 
     real = patches.set(Assignments, "start_hand_over", start_hand_over)
 
@@ -216,7 +222,7 @@ def heartbeats_do_not_wait(patches: Patches) -> None:
     """
 
     async def beat_once(self: Any, holder: Any) -> None:
-        self._version = -1
+        self._long_poll.version = -1
         await real(self, holder)
 
     real = patches.set(Membership, "_send_heartbeat", beat_once)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from keylane.consumer.broadcast import Broadcast
+from keylane.consumer.group.broadcast import Broadcast
 from keylane.consumer.reading.lineage_order import LineageOrder
 from keylane.consumer.reading.reader import Reader
 from keylane.protocol import endpoints
@@ -81,7 +81,7 @@ def broadcasts_begin_children_late(patches: Patches) -> None:
     """A broadcast consumer begins a partition that it finds later behind its first message."""
 
     def find_acks(self: Any, partition_id: int) -> Any:
-        self._acked.setdefault(partition_id, AckedOffsets(1))
+        self._handled.acked.setdefault(partition_id, AckedOffsets(1))
         return real(self, partition_id)
 
     real = patches.set(Broadcast, "find_acks", find_acks)

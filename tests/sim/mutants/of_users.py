@@ -7,7 +7,7 @@ from typing import Any
 from keylane.broker.partition import partition as partition_module
 from keylane.broker.partition.appends import Duplicate
 from keylane.consumer.client import Consumer
-from keylane.consumer.membership import Membership
+from keylane.consumer.group.membership import Membership
 from keylane.consumer.session import calls
 from keylane.producer import sending as producer_sending
 from keylane.producer.client import Producer
@@ -63,25 +63,23 @@ def id_drawn_when_made(patches: Patches) -> None:
 def sessions_of_the_users_generator(patches: Patches) -> None:
     """Two consumers join under one session."""
 
-    def init(self: Any, **kwargs: Any) -> None:
-        real(self, **kwargs)
-        self._draw_identity = self._rng.getrandbits
+    def init(self: Any, member: Any, **kwargs: Any) -> None:
+        real(self, member, **kwargs)
+        self._draw_identity = kwargs["rng"].getrandbits
 
     real = patches.set(Membership, "__init__", init)
 
 
 def reopened_with_what_was_closed(patches: Patches) -> None:
-    """A consumer that was closed and is opened again begins with the assignments that it closed."""
+    """A consumer that was closed and is opened again counts as closing from its beginning."""
 
-    def clear(self: Any) -> None:
-        if "_assignments" not in vars(self):
-            real_clear(self)
+    def new_opening(self: Any, network: Any) -> Any:
+        opening, last = real(self, network), self._last_opening
+        if last is not None:
+            opening.closing, opening._opened = last.closing, last._opened
+        return opening
 
-    def new_assignments(self: Any, *args: Any) -> Any:
-        return self._assignments or real_new(self, *args)
-
-    real_clear = patches.set(Consumer, "_clear", clear)
-    real_new = patches.set(Consumer, "_new_assignments", new_assignments)
+    real = patches.set(Consumer, "_new_opening", new_opening)
 
 
 def cancelled_close_is_broken_off(patches: Patches) -> None:
@@ -89,7 +87,7 @@ def cancelled_close_is_broken_off(patches: Patches) -> None:
 
     async def close(self: Any) -> None:
         if self._loop_binding.is_open_here:
-            await self._close()
+            await self._last_opening._close()
 
     patches.set(Consumer, "close", close)
 

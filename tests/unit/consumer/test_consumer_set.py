@@ -181,11 +181,14 @@ def test_consumers_of_one_object_have_its_arguments_unless_they_have_their_own()
     payments, orders = consumer._consumer_set.members
     assert isinstance(orders, Consumer)
     assert isinstance(payments, Consumer)
-    assert orders._codec is payments._codec is codec
-    assert (orders._settings.on_assigned, payments._settings.on_assigned) == (told, other)
-    assert (orders._settings.name, payments._settings.name) == ("till", "book")
-    assert orders._filter is not None
-    assert orders._filter.tags == ("paid",)
+    assert orders._options.codec is payments._options.codec is codec
+    assert (orders._options.settings.on_assigned, payments._options.settings.on_assigned) == (
+        told,
+        other,
+    )
+    assert (orders._options.settings.name, payments._options.settings.name) == ("till", "book")
+    assert orders._options.message_filter is not None
+    assert orders._options.message_filter.tags == ("paid",)
 
 
 def test_member_with_settings_of_its_own_has_the_filter_of_the_object():
@@ -198,6 +201,6 @@ def test_member_with_settings_of_its_own_has_the_filter_of_the_object():
     assert consumer._consumer_set is not None
     (member,) = consumer._consumer_set.members
     assert isinstance(member, Consumer)
-    assert (member._settings.name, member._settings.tags) == ("till", ["paid"])
-    assert member._settings.concurrency == 4
-    assert member._filter is not None
+    assert (member._options.settings.name, member._options.settings.tags) == ("till", ["paid"])
+    assert member._options.settings.concurrency == 4
+    assert member._options.message_filter is not None

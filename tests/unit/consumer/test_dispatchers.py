@@ -75,7 +75,7 @@ def test_arguments_take_precedence_over_settings():
         tries_max=7,
         settings=ConsumerSettings(tries_max=9, max_wait_ms=3),
     )
-    assert (consumer._settings.tries_max, consumer._settings.max_wait_ms) == (7, 3)
+    assert (consumer._options.settings.tries_max, consumer._options.settings.max_wait_ms) == (7, 3)
 
 
 def of_a_list(messages: list[Message]) -> None: ...

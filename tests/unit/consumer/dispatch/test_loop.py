@@ -253,7 +253,7 @@ def test_hand_over_waits_for_the_body_of_a_loop():
 
 def test_batches_take_the_place_of_sessions_of_which_nothing_was_taken():
     async def body(_cluster: VirtualCluster, consumer: Consumer) -> None:
-        assert isinstance(consumer._dispatcher, LoopDispatch)
+        assert isinstance(consumer._last_opening.dispatcher, LoopDispatch)
         await asyncio.sleep(1)
         rows = 0
         async for batch in consumer.batches():

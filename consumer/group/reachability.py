@@ -8,16 +8,16 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from ..protocol.clock import Clock
-from ..protocol.errors import KeylaneError
-from ..protocol.frames import ListParked
-from ..protocol.log_filter import LogFilter
-from ..protocol.routing import Partition
-from ..rpc.connections import Connections
-from ..rpc.race import start_task
+from ...protocol.clock import Clock
+from ...protocol.errors import KeylaneError
+from ...protocol.frames import ListParked
+from ...protocol.log_filter import LogFilter
+from ...protocol.routing import Partition
+from ...rpc.connections import Connections
+from ...rpc.race import start_task
+from ..session_shell import SessionShell
+from ..unreached_brokers import NO_CONNECTION, UnreachedBrokers, patience_for
 from .membership import Membership
-from .session_shell import SessionShell
-from .unreached_brokers import NO_CONNECTION, UnreachedBrokers, patience_for
 
 log = logging.getLogger("keylane.consumer")
 _UNREACHED = (
@@ -32,25 +32,12 @@ _DOWN = (
 
 
 class BrokerReachability:
-    """
-    Tracks which brokers the consumer of an exclusive group can reach.
-
-    Args:
-        name: the name of the consumer, for log lines.
-    """
+    """Tracks which brokers the consumer of an exclusive group can reach."""
 
     def __init__(
-        self,
-        name: str,
-        group: str,
-        *,
-        membership: Membership,
-        connections: Connections,
-        clock: Clock,
-        ttl_ms: int,
+        self, membership: Membership, connections: Connections, clock: Clock, *, ttl_ms: int
     ) -> None:
-        self._name = name
-        self._group = group
+        self._name = membership.member.name
         self._membership = membership
         self._connections = connections
         self._clock = clock
@@ -134,7 +121,8 @@ class BrokerReachability:
         this consumer does not own the partition.
         """
         assert partition.address is not None
-        lease = (int(partition.partition_id), self._group, self._membership.session, 0)
+        group = self._membership.member.group
+        lease = (int(partition.partition_id), group, self._membership.session, 0)
         try:
             await self._connections.broker_at(partition.address).call(ListParked(*lease, first=0))
         except NO_CONNECTION:

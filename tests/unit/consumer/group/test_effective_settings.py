@@ -10,7 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from keylane.consumer import ConsumerSettings, FailurePolicy
-from keylane.consumer.effective_settings import EffectiveSettings, effective_settings, stored_text
+from keylane.consumer.group.effective_settings import (
+    EffectiveSettings,
+    effective_settings,
+    stored_text,
+)
+from keylane.consumer.group.membership import Member
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.control import Grants
 from keylane.protocol.groups import GroupPolicy, OperatorSwitch
@@ -21,7 +26,7 @@ PARK = GroupPolicy(on_failure=FailurePolicy.PARK, tries_max=3)
 
 
 def effective(**own: object) -> EffectiveSettings:
-    return EffectiveSettings(subject="s", group="g", client="c", settings=ConsumerSettings(**own))
+    return EffectiveSettings(Member("s", "g", "c"), ConsumerSettings(**own))
 
 
 def grants(

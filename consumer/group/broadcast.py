@@ -15,24 +15,23 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from ..protocol import endpoints
-from ..protocol.clock import Clock
-from ..protocol.control import Grant, Grants
-from ..protocol.errors import ConfigError, KeylaneError, NotSentError, RetryRule, StorageError
-from ..protocol.ids import MAX_I64
-from ..protocol.log_filter import LogFilter
-from ..protocol.message import Message
-from ..protocol.offsets import AckedOffsets
-from ..protocol.operations import PartitionHistory, SubjectHistory
-from ..protocol.routing import ConsumeStrategy, Partition, PartitionState
-from ..rpc.client import MetaClient
-from ..rpc.connections import Connections
-from ..rpc.race import start_task
-from .log_names import consumer_name, partition_name
-from .membership import GrantHolder
-from .reading.lineage_order import LineageOrder
-from .reading.replacing_rows import ReplacingRows
-from .settings import AckMode, ConsumerSettings, FailurePolicy
+from ...protocol import endpoints
+from ...protocol.clock import Clock
+from ...protocol.control import Grant, Grants
+from ...protocol.errors import KeylaneError, NotSentError, RetryRule, StorageError
+from ...protocol.ids import MAX_I64
+from ...protocol.log_filter import LogFilter
+from ...protocol.message import Message
+from ...protocol.offsets import AckedOffsets
+from ...protocol.operations import PartitionHistory, SubjectHistory
+from ...protocol.routing import Partition, PartitionState
+from ...rpc.client import MetaClient
+from ...rpc.connections import Connections
+from ...rpc.race import start_task
+from ..log_names import partition_name
+from ..reading.lineage_order import LineageOrder
+from ..reading.replacing_rows import ReplacingRows
+from .membership import GrantHolder, Member
 
 log = logging.getLogger("keylane.consumer")
 
@@ -46,35 +45,23 @@ NEVER_MS = MAX_I64
 """The deadline, on the boot clock, of leases that never expire."""
 
 
-def check_broadcast(group: object, start: object, settings: ConsumerSettings) -> None:
-    """
-    Check that a broadcast consumer has no argument that requires a group.
+class HandledMessages:
+    """The messages that a broadcast consumer has handled, as offsets of each partition."""
 
-    Raises:
-        ConfigError: an argument requires a group; the error names the alternative.
-    """
-    if not isinstance(settings.broadcast, bool):
-        raise ConfigError(f"broadcast must be True or False, not {settings.broadcast!r:.40}")
-    if not settings.broadcast:
-        return
-    problems = []
-    if group is not None:
-        problems.append("it has no group: leave group= out")
-    if start is not None and start != "latest":
-        problems.append("it begins at the latest message: for older ones use a Reader")
-    if settings.ack is not AckMode.LINGERING:
-        problems.append(f"ack={settings.ack.value!r} needs a group: its acks end with its process")
-    if settings.failure_policy is not FailurePolicy.BLOCK:
-        problems.append(
-            f"on_failure={settings.failure_policy.value!r} needs a group: brokers set nothing "
-            "aside for it; to skip a message, handle the error in the handler"
-        )
-    if settings.consume_strategy is ConsumeStrategy.SHARED:
-        problems.append("it gets every message; use a group to divide them between consumers")
-    if settings.instance:
-        problems.append("instance= needs a group, in which a restart takes over the partitions")
-    if problems:
-        raise ConfigError("broadcast=True: " + "; ".join(problems))
+    def __init__(self) -> None:
+        self.acked: dict[int, AckedOffsets] = {}
+        """The handled offsets of partitions that are not yet handled to their end."""
+        self.deleted: dict[int, AckedOffsets] = {}
+        """The handled offsets of partitions that were deleted before they were handled to their
+        end.
+        """
+
+    def has(self, partition_id: int, start: int, end: int) -> bool | None:
+        """Return True if the offsets from `start` to `end` were handled; None if nothing is known
+        of the partition.
+        """
+        acked = self.acked.get(partition_id) or self.deleted.get(partition_id)
+        return None if acked is None else not acked.count_unacked(start, end)
 
 
 class Broadcast:
@@ -82,42 +69,39 @@ class Broadcast:
     Replaces `Membership` for a consumer without a group. It has no session.
 
     Args:
-        client: the consumer's display name.
         connections: the connections to brokers.
     """
 
     session = ""
+    cluster_id = ""
+    """"": its messages have no lease, so nothing is fenced by the cluster's identity."""
+    releases = None
+    """None: no other consumer waits for its partitions."""
 
     def __init__(
-        self, *, subject: str, client: str, meta: MetaClient, connections: Connections, clock: Clock
+        self, member: Member, *, meta: MetaClient, connections: Connections, clock: Clock
     ) -> None:
+        self.member = member
+        self.suspended = False
+        """True if the consumer's own code has suspended it."""
         self._clock = clock
-        self.client = client
-        self._subject = subject
         self._meta = meta
         self._connections = connections
         self._lineage = LineageOrder()
         self._partitions: dict[int, Partition] = {}
         """The partitions that are not yet handled to their end, by id."""
-        self._acked: dict[int, AckedOffsets] = {}
-        """The handled offsets of each partition."""
+        self._handled = HandledMessages()
         self._rows = ReplacingRows()
-        self._deleted_acks: dict[int, AckedOffsets] = {}
-        """The handled offsets of partitions that were deleted before they were handled to their
-        end.
-        """
         self._rows_withheld = False
         """True while replacing rows are withheld, until all deleted partitions are handed over."""
-        self._suspended = False
         self._refreshed_ms = 0
-        self._version = 0
         self._nudge = asyncio.Event()
         self._holder: GrantHolder | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def history(self) -> SubjectHistory:
         """Return the subject's partitions, past and present."""
-        return await self._meta.call(endpoints.HISTORY, subject=self._subject)
+        return await self._meta.call(endpoints.HISTORY, subject=self.member.subject)
 
     async def start(self, holder: GrantHolder) -> None:
         """
@@ -136,7 +120,7 @@ class Broadcast:
             if partition.state is not PartitionState.OPEN
         )
         ends = await asyncio.gather(*map(self._read_end, self._partitions.values()))
-        self._acked = {
+        self._handled.acked = {
             partition_id: AckedOffsets(end)
             for partition_id, end in zip(self._partitions, ends, strict=True)
         }
@@ -161,12 +145,12 @@ class Broadcast:
         Raises:
             SubjectDeletedError: the history belongs to a later subject of the same name.
         """
-        self._lineage.check_subject(self._subject, history)
+        self._lineage.check_subject(self.member.subject, history)
         self._rows.update(history)
         skipped = self._lineage.update(history)
         if self._holder is not None:
             # A new consumer does not get the messages of earlier partitions.
-            self._deleted_acks.update(
+            self._handled.deleted.update(
                 (int(past.partition.partition_id), AckedOffsets()) for past in skipped
             )
         remaining = self._lineage.unread_ids
@@ -179,23 +163,24 @@ class Broadcast:
             if past.is_gone:
                 deleted.append(partition_id)
         for partition_id in deleted:
-            name = partition_name(self._subject, partition_id, "")
+            name = partition_name(self.member.subject, partition_id, "")
             log.warning("%s was deleted; the rest of its messages will not be handled", name)
-            self._deleted_acks[partition_id] = self._acked.get(partition_id) or AckedOffsets()
+            acked = self._handled.acked.get(partition_id)
+            self._handled.deleted[partition_id] = acked or AckedOffsets()
         self._finish(deleted)
 
     def _finish(self, partition_ids: Iterable[int]) -> None:
         for partition_id in list(partition_ids):
             self._lineage.finish(partition_id)
             del self._partitions[partition_id]
-            self._acked.pop(partition_id, None)
+            self._handled.acked.pop(partition_id, None)
 
     def _grant(self) -> None:
         """Grant the partitions that the consumer may handle now."""
         assert self._holder is not None
         partition_ids = [int(past.partition.partition_id) for past in self._lineage.readable()]
         granted = {partition_id for partition_id, _ in self._holder.holding(self.session)}
-        self._rows_withheld = not self._deleted_acks.keys().isdisjoint(granted)
+        self._rows_withheld = not self._handled.deleted.keys().isdisjoint(granted)
         if self._rows_withheld:  # handlers may still have messages that the rows replace
             partition_ids = [
                 partition_id
@@ -204,14 +189,13 @@ class Broadcast:
             ]
         grants = (
             ()
-            if self._suspended
+            if self.suspended
             else tuple(
                 Grant(partition=self._partitions[partition_id], token=0)
                 for partition_id in partition_ids
             )
         )
-        self._version += 1
-        self._holder.apply_grants(Grants(version=self._version, ttl_ms=0, grants=grants), NEVER_MS)
+        self._holder.apply_grants(Grants(version=0, ttl_ms=0, grants=grants), NEVER_MS)
 
     def find_acks(self, partition_id: int) -> tuple[AckedOffsets, Callable[[Message], bool] | None]:
         """
@@ -222,7 +206,7 @@ class Broadcast:
             The acks, and what returns True for a row whose original message was handled; None: the
             partition has no such rows.
         """
-        acked = self._acked.setdefault(partition_id, AckedOffsets())
+        acked = self._handled.acked.setdefault(partition_id, AckedOffsets())
         return acked, self._is_row_superfluous if partition_id in self._rows.ids else None
 
     def _is_row_superfluous(self, row: Message) -> bool:
@@ -232,10 +216,8 @@ class Broadcast:
         """Return True if the offsets from `start` to `end` were handled, or precede this
         consumer.
         """
-        acked = self._acked.get(partition_id) or self._deleted_acks.get(partition_id)
-        if acked is None:
-            return partition_id in self._lineage
-        return not acked.count_unacked(start, end)
+        has_handled = self._handled.has(partition_id, start, end)
+        return partition_id in self._lineage if has_handled is None else has_handled
 
     async def _follow(self, holder: GrantHolder) -> None:
         failure_log = LogFilter()
@@ -252,16 +234,20 @@ class Broadcast:
                 try:
                     await self._refresh(holder)
                     if failures := failure_log.end_failures(self._clock.boot_ms()):
-                        name = consumer_name(self._subject, "")
-                        log.info("%s can refresh its partitions again, after %s", name, failures)
+                        log.info(
+                            "%s can refresh its partitions again, after %s",
+                            self.member.name,
+                            failures,
+                        )
                 except KeylaneError as error:
                     if error.retry is RetryRule.NEVER and not isinstance(error, StorageError):
                         raise
                     if failure_text := failure_log.count_failure(
                         error.message, self._clock.boot_ms()
                     ):
-                        name = consumer_name(self._subject, "")
-                        log.info("%s: cannot refresh its partitions: %s", name, failure_text)
+                        log.info(
+                            "%s: cannot refresh its partitions: %s", self.member.name, failure_text
+                        )
                     await asyncio.sleep(REFRESH_MS_MIN / 1000)
         except (asyncio.CancelledError, GeneratorExit):
             raise
@@ -283,28 +269,14 @@ class Broadcast:
         self._refreshed_ms = self._clock.boot_ms()
         self._grant()
 
-    # ── the interface of a membership
-    # ────────────────────────────────────────────────────────────────────────
-    cluster_id = ""
-    """"": its messages have no lease, so nothing is fenced by the cluster's identity."""
-
-    @property
-    def suspended(self) -> bool:
-        """True if the consumer's own code has suspended it."""
-        return self._suspended
-
+    # ── the interface of a membership ─────────────────────────────────────────────────────────────
     def nudge(self) -> None:
         """Refresh the partitions now."""
         self._nudge.set()
 
-    async def report_release(
-        self, session: str, partition_id: int, token: int, *, fence: int = 0
-    ) -> None:
-        """Do nothing: no other consumer waits for the partition."""
-
     async def suspend(self, suspended: bool) -> None:
         """Stop receiving messages (True), or resume after the last handled ones (False)."""
-        self._suspended = suspended
+        self.suspended = suspended
         if self._holder is not None:
             self._grant()
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 import asyncio
 import random
 
-from keylane.consumer import assignments as module
-from keylane.consumer.assignments import Assignments
+from keylane.consumer.group import assignments as module
+from keylane.consumer.group.assignments import Assignments
+from keylane.consumer.group.membership import Member
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.control import Grant, Grants
@@ -76,7 +77,8 @@ class AssignmentsAlone:
 
     def __init__(self) -> None:
         self.session = SESSION
-        self.client = "client"
+        self.member = Member("s", "g", "client")
+        self.releases = self
         self.suspended = False
         self.released: list[tuple[int, int, int]] = []
         """(partition id, token, fence) of each report."""
@@ -85,8 +87,6 @@ class AssignmentsAlone:
         self.failures: list[BaseException] = []
         self.made: list[PartitionClient] = []
         self.assignments = Assignments(
-            subject="s",
-            group="g",
             settings=ConsumerSettings(backoff=Backoff(first_ms=1, max_ms=1)),
             clock=ManualClock(),
             rng=random.Random(1),
@@ -106,7 +106,7 @@ class AssignmentsAlone:
         self.assignments.apply_grants(Grants(version=1, ttl_ms=1_000, grants=grants), deadline_ms)
 
     # as a membership
-    async def report_release(self, _session, partition_id, token, *, fence=0):
+    async def report(self, _session, partition_id, token, *, fence=0):
         self.released.append((partition_id, token, fence))
 
     async def announce_leave(self):
@@ -262,7 +262,7 @@ async def test_watch_ends_a_client_whose_lease_lapsed():
     """No heartbeat is needed for it: running handlers are cancelled when the lease ends."""
     side = AssignmentsAlone()
     side.give(grant(1))
-    side.assignments._deadline_ms = 0
+    side.assignments._held.deadline_ms = 0
     side.made[0].lapsed = True
     side.assignments.start()
     await asyncio.sleep(0.01)
@@ -278,7 +278,7 @@ async def test_ended_tokens_are_of_the_latest_partitions_when_partitions_come_an
         consumer.give(grant(partition_id, partition_id), grant(partition_id + 1, partition_id + 1))
         while consumer.assignments.handing_over:
             await asyncio.sleep(0)
-    assert len(consumer.assignments._retired_tokens) <= 5 + 2
+    assert len(consumer.assignments._held._retired_tokens) <= 5 + 2
     consumer.give(grant(99, 99))
     await asyncio.sleep(0)
     assert not [client for client in consumer.made if client.partition_id == 99][1:]
@@ -291,12 +291,12 @@ async def test_ended_tokens_that_are_forgotten_are_those_that_ended_first(monkey
     monkeypatch.setattr(module, "ENDED_TOKENS_MAX", 2)
     consumer = AssignmentsAlone()
     for partition_id in (1, 2, 1, 3):
-        consumer.assignments._retire_token(partition_id, 7)
-    assert consumer.assignments._retired_tokens.keys() == {1, 3}
-    consumer.give(grant(11), grant(12))
+        consumer.assignments._held.retire_token(partition_id, 7)
+    assert consumer.assignments._held._retired_tokens.keys() == {1, 3}
+    consumer.give(grant(11, 11), grant(12, 12))
     for partition_id in (11, 12):
-        consumer.assignments._retire_token(partition_id, 7)
-    assert consumer.assignments._retired_tokens.keys() == {1, 3, 11, 12}
+        consumer.assignments._held.retire_token(partition_id, 7)
+    assert consumer.assignments._held._retired_tokens.keys() == {1, 3, 11, 12}
 
 
 async def test_tasks_of_a_partition_end_when_its_hand_over_fails():

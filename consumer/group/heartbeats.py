@@ -46,17 +46,22 @@ class HeartbeatTimeouts:
         self._timeout_max_ms = timeout_max_ms
         self._failures = 0
         """The number of failed attempts since the last reply."""
+        self.requested_ms = 0
+        """
+        The boot time of the first request for the session.
+
+        The lease counts from that time, because the metaserver may already have started the
+        session, and a repeated join does not renew it.
+        """
         self._lease_end_ms = 0
         """The end of the lease, on the boot clock."""
         self.wait_ms = ttl_ms // WAITS_PER_TTL
         """How long the metaserver may wait for a change before it replies, in milliseconds."""
 
-    def start_session(self, sent_at_ms: int, heartbeat_ms: int) -> None:
-        """Start a session whose join was sent at `sent_at_ms`, with a heartbeat every
-        `heartbeat_ms`.
-        """
+    def start_session(self, heartbeat_ms: int) -> None:
+        """Start the requested session, with a heartbeat every `heartbeat_ms`."""
         self.wait_ms = min(heartbeat_ms, self._ttl_ms // WAITS_PER_TTL)
-        self.record_grant(sent_at_ms + self._lease_ms)
+        self.record_grant(self.requested_ms + self._lease_ms)
 
     def record_grant(self, lease_end_ms: int) -> None:
         """Record a reply: the lease now ends at `lease_end_ms`."""

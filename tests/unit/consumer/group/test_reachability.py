@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from keylane.consumer.broker_reachability import BrokerReachability
+from keylane.consumer.group.reachability import BrokerReachability
 from keylane.protocol.errors import FencedError, KeylaneError, NotSentError
 from keylane.protocol.frames import ListParked, Request
 
@@ -26,6 +26,7 @@ class OneBroker:
     def __init__(self) -> None:
         self.now_ms = 0
         self.session = "a" * 16
+        self.member = SimpleNamespace(name="consumer", group="g")
         self.address: str | None = ADDRESS
         self.answer: KeylaneError = NotSentError("no way")
         self.unanswered: KeylaneError | None = None
@@ -34,12 +35,7 @@ class OneBroker:
         self.meanwhile: Callable[[], None] = lambda: None
         """What happens while the broker is asked."""
         self.places = BrokerReachability(
-            "consumer",
-            "g",
-            membership=cast(Any, self),
-            connections=cast(Any, self),
-            clock=cast(Any, self),
-            ttl_ms=TTL_MS,
+            cast(Any, self), cast(Any, self), cast(Any, self), ttl_ms=TTL_MS
         )
 
     def boot_ms(self) -> int:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from keylane.consumer.heartbeat_timeouts import HeartbeatTimeouts
-from keylane.consumer.membership import Membership
+from keylane.consumer.group.heartbeats import HeartbeatTimeouts
+from keylane.consumer.group.membership import Member, Membership
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.control import Grants, Heartbeat, Joined
 from keylane.protocol.errors import NotSentError, OutcomeUnknownError
@@ -99,9 +99,7 @@ class Session(QuietHolder):
         self.lapsed: list[int] = []
         self._deadline_ms = 0
         self.membership = Membership(
-            subject="s",
-            group="g",
-            client="c",
+            Member("s", "g", "c"),
             meta=MetaClient(network, addresses),
             settings=ConsumerSettings(ttl_ms=network.ttl_ms),
             clock=network.clock,
@@ -240,7 +238,7 @@ def test_hanging_metaservers_are_asked_with_pauses_after_the_lease_ended():
 def test_rest_of_the_lease_is_divided_among_the_addresses():
     """A long poll has its wait and a share; each address that has not failed has an equal share."""
     timeouts = HeartbeatTimeouts(addresses=3, ttl_ms=2_000, margin_ms=200, timeout_max_ms=5_000)
-    timeouts.start_session(0, 5_000)
+    timeouts.start_session(5_000)
     assert timeouts.wait_ms == 500
     assert timeouts.timeout_ms(500, wait_ms=500) == 500 + 266
     assert not timeouts.record_failure()

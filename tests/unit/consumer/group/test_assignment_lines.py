@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.consumer.assignment_log import (
+from keylane.consumer.group.log_lines import (
     LAG_EACH_MS,
     LINE_MS_MIN,
-    AssignmentLog,
+    AssignmentLines,
     source_text,
     waiting_text,
 )
@@ -16,7 +16,7 @@ from keylane.protocol.routing import Partition, PartitionState
 
 
 def test_line_names_partitions_when_they_change():
-    log = AssignmentLog()
+    log = AssignmentLines()
     assert log.format_partitions({3, 1}, 0) == "has partitions 1, 3"
     assert log.format_partitions({1, 3}, 9_000) == ""
     assert log.format_partitions({1, 4}, 10_000) == "has partitions 1, 4; got 4; no longer has 3"
@@ -24,7 +24,7 @@ def test_line_names_partitions_when_they_change():
 
 
 def test_line_says_that_a_member_waits_when_it_has_no_partition():
-    log = AssignmentLog()
+    log = AssignmentLines()
     assert (
         log.format_partitions((), 0)
         == "has no partition yet; other members have them, or leases of dead ones must end"
@@ -37,7 +37,7 @@ def test_line_says_that_a_member_waits_when_it_has_no_partition():
 
 
 def test_line_says_why_partitions_ended():
-    log = AssignmentLog()
+    log = AssignmentLines()
     assert log.format_partitions({1, 2, 3, 4}, 0)
     for partition_id, cause in ((2, "rebalance"), (3, "lease ran out"), (4, "rebalance")):
         log.note_end(partition_id, cause)
@@ -51,7 +51,7 @@ def previous(client: str, end: LeaseEnd) -> str:
 
 
 def test_line_says_from_whom_partitions_came_and_why():
-    log = AssignmentLog()
+    log = AssignmentLines()
     log.note_start(1, source_text(None))
     log.note_start(2, source_text(None))
     assert log.format_partitions({1, 2}, 0) == "has partitions 1, 2"
@@ -67,7 +67,7 @@ def test_line_says_from_whom_partitions_came_and_why():
 
 
 def test_first_line_names_only_partitions_that_another_member_had():
-    log = AssignmentLog()
+    log = AssignmentLines()
     log.note_start(1, source_text(None))
     log.note_start(2, previous("vm:812", LeaseEnd.LEFT))
     assert log.format_partitions({1, 2}, 0) == (
@@ -83,7 +83,7 @@ def test_every_end_of_a_lease_has_a_text(end):
 
 
 def test_line_names_few_members_when_partitions_came_from_many():
-    log = AssignmentLog()
+    log = AssignmentLines()
     assert log.format_partitions({1}, 0)
     for number in range(2, 8):
         log.note_start(number, previous(f"c{number}", LeaseEnd.REBALANCE))
@@ -94,7 +94,7 @@ def test_line_names_few_members_when_partitions_came_from_many():
 
 
 def test_cause_is_that_of_the_last_end_when_a_partition_came_back():
-    log = AssignmentLog()
+    log = AssignmentLines()
     assert log.format_partitions({1, 2}, 0)
     log.note_end(2, "lease ran out")
     assert log.format_partitions({1}, 5_000).endswith("no longer has 2 (lease ran out)")
@@ -104,14 +104,14 @@ def test_cause_is_that_of_the_last_end_when_a_partition_came_back():
 
 
 def test_lines_of_a_rebalance_are_one_when_they_come_at_once():
-    log = AssignmentLog()
+    log = AssignmentLines()
     assert log.format_partitions({1}, 0)
     assert log.format_partitions({1, 2}, LINE_MS_MIN - 1) == ""
     assert log.format_partitions({1, 2, 3}, LINE_MS_MIN) == "has partitions 1, 2, 3; got 2, 3"
 
 
 def test_lag_is_logged_ever_more_rarely_while_it_lasts():
-    log = AssignmentLog()
+    log = AssignmentLines()
     assert log.format_lag(5, 1.0, 0) == ""
     assert log.format_lag(1, 31.0, 0) == "is 1 message behind; the oldest has waited 31 s"
     assert log.format_lag(9, 40.0, LAG_EACH_MS - 1) == ""

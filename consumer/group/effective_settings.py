@@ -11,12 +11,12 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from ..protocol.backoff import Backoff
-from ..protocol.control import Grants
-from ..protocol.groups import FailurePolicy, GroupPolicy, OperatorSwitch
-from ..protocol.routing import ConsumeStrategy, OrderStrategy
-from .log_names import consumer_name
-from .settings import AckMode, ConsumerSettings
+from ...protocol.backoff import Backoff
+from ...protocol.control import Grants
+from ...protocol.groups import FailurePolicy, GroupPolicy, OperatorSwitch
+from ...protocol.routing import ConsumeStrategy, OrderStrategy
+from ..settings import AckMode, ConsumerSettings
+from .membership import Member
 
 log = logging.getLogger("keylane.consumer")
 _DEFAULTS = ConsumerSettings()
@@ -29,19 +29,13 @@ class EffectiveSettings:
     Holds the settings in force for a consumer, and who has suspended it.
 
     Args:
-        client: the name of the consumer, by which operators suspend it.
         settings: the settings in its own code.
     """
 
-    def __init__(
-        self, *, subject: str, group: str, client: str, settings: ConsumerSettings
-    ) -> None:
+    def __init__(self, member: Member, settings: ConsumerSettings) -> None:
         self.settings = settings
         self._code_settings = settings
-        self._subject = subject
-        self._group = group
-        self._name = consumer_name(subject, group)
-        self._client = client
+        self._member = member
         self._policy = GroupPolicy()
         self._order_strategy = OrderStrategy.STRICT
         self._suspended_by = OperatorSwitch.OFF
@@ -80,17 +74,19 @@ class EffectiveSettings:
         """
         if self._suspended_by is OperatorSwitch.OFF:
             return ""
-        target, option = "the group", ""
+        target, option, member = "the group", "", self._member
         if self._suspended_by is OperatorSwitch.CLIENT:
-            target, option = f"client {self._client}", f" --client {self._client}"
-        command = f"keylane group resume {self._subject} {self._group}{option}"
+            target, option = f"client {member.client}", f" --client {member.client}"
+        command = f"keylane group resume {member.subject} {member.group}{option}"
         return f"an operator has suspended {target}: {command}"
 
     def _log_switch(self) -> None:
         if self.waiting_for:
-            log.warning("%s hands over all its partitions: %s", self._name, self.waiting_for)
+            log.warning("%s hands over all its partitions: %s", self._member.name, self.waiting_for)
         else:
-            log.info("an operator has resumed %s, which accepts partitions again", self._name)
+            log.info(
+                "an operator has resumed %s, which accepts partitions again", self._member.name
+            )
 
     def _log_retry(self) -> None:
         """Log if "retry" is requested but not in force, because it would break the order of the
@@ -101,7 +97,7 @@ class EffectiveSettings:
             log.warning(
                 "%s: on_failure='retry' applies to best_tried subjects and shared groups only; "
                 "here failing messages are retried in place, and later messages of their keys wait",
-                self._name,
+                self._member.name,
             )
 
     def _warn_of_unused_tries(self) -> None:
@@ -111,7 +107,7 @@ class EffectiveSettings:
             log.warning(
                 "%s: tries_max=%d has no effect, because on_failure='block' retries a failing "
                 "message for ever: give on_failure='park' or 'dead' too",
-                self._name,
+                self._member.name,
                 tries_max,
             )
 
@@ -126,12 +122,12 @@ class EffectiveSettings:
         if overridden:
             log.warning(
                 "%s follows the group's stored policy, %s, instead of its own code, %s",
-                self._name,
+                self._member.name,
                 stored,
                 ", ".join(overridden),
             )
         else:
-            log.info("%s follows the group's stored policy: %s", self._name, stored)
+            log.info("%s follows the group's stored policy: %s", self._member.name, stored)
 
 
 def effective_settings(

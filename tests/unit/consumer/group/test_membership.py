@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from keylane.consumer.membership import Membership
+from keylane.consumer.group.membership import Member, Membership
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.control import Done, Grants, Join, Joined
 from keylane.protocol.errors import (
@@ -68,9 +68,7 @@ class Holder(QuietHolder):
 def membership_with(meta: Any, clock: ManualClock) -> Membership:
     """A membership, not started, with this metaserver and a ttl of a second."""
     return Membership(
-        subject="s",
-        group="g",
-        client="c",
+        Member("s", "g", "c"),
         meta=meta,
         settings=ConsumerSettings(ttl_ms=1_000),
         clock=clock,
@@ -258,9 +256,7 @@ async def test_consumer_ends_when_a_later_process_has_its_instance():
     clock, holder = ManualClock(), LosingHolder()
     meta = OneJoinMeta(clock)
     membership = Membership(
-        subject="s",
-        group="g",
-        client="c",
+        Member("s", "g", "c"),
         meta=meta,
         settings=ConsumerSettings(instance="a"),
         clock=clock,
@@ -424,7 +420,7 @@ async def test_failed_reports_of_a_release_make_a_line_for_each_partition(
         caplog.clear()
         for _ in range(times):
             for partition_id in (1, 2):
-                await membership.report_release("a" * 16, partition_id, 7)
+                await membership.releases.report("a" * 16, partition_id, 7)
             clock.advance(300)
         return [record.getMessage() for record in caplog.records]
 

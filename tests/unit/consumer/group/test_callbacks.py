@@ -7,11 +7,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from typing import Any
 
 import pytest
 
-from keylane import Consumer
-from keylane.consumer.rebalance import Rebalance, check_callbacks
+from keylane import Consumer, ConsumerSettings
+from keylane.consumer.arguments import check_callbacks
+from keylane.consumer.group.hand_overs import Callbacks
 from keylane.errors import HandlerTypeError, Reason
 from support.consumer_options import consumer_options
 from support.raising import raises
@@ -34,6 +36,10 @@ class HeldClient:
         self.gate = HeldGate()
 
 
+def callbacks_with(**settings: Any) -> Callbacks:
+    return Callbacks("consumer", ConsumerSettings(**settings))
+
+
 async def test_partitions_granted_together_are_told_together_and_pulled_afterwards():
     told: list[list[int]] = []
     gate = asyncio.Event()
@@ -42,14 +48,14 @@ async def test_partitions_granted_together_are_told_together_and_pulled_afterwar
         told.append(partition_ids)
         await gate.wait()
 
-    rebalance = Rebalance(limit_ms=10_000, on_assigned=assigned)
+    callbacks = callbacks_with(handover_ms=10_000, on_assigned=assigned)
     clients = [HeldClient(2), HeldClient(1)]
     for client in clients:
-        rebalance.notify_assigned(client)
+        callbacks.notify_assigned(client)
     await asyncio.sleep(0.01)
     assert told == [[1, 2]]
     assert all(client.gate.reasons for client in clients)
-    ending = asyncio.create_task(rebalance.notify_ended(1, lost=False))
+    ending = asyncio.create_task(callbacks.notify_ended(1, is_lost=False))
     await asyncio.sleep(0.01)
     assert not ending.done(), "the end is told after the grant"
     gate.set()
@@ -64,20 +70,20 @@ async def test_callback_that_fails_or_hangs_is_logged_and_over(caplog: pytest.Lo
     def fails(_partition_ids: list[int]) -> None:
         raise ValueError("no")
 
-    rebalance = Rebalance(limit_ms=10, on_revoked=hangs, on_lost=fails)
+    callbacks = callbacks_with(handover_ms=10, on_revoked=hangs, on_lost=fails)
     with caplog.at_level(logging.WARNING, "keylane.consumer"):
-        await asyncio.wait_for(rebalance.notify_ended(1, lost=False), 30)
-        await asyncio.wait_for(rebalance.notify_ended(2, lost=True), 30)
+        await asyncio.wait_for(callbacks.notify_ended(1, is_lost=False), 30)
+        await asyncio.wait_for(callbacks.notify_ended(2, is_lost=True), 30)
     assert "on_revoked for partitions [1] took longer" in caplog.messages[0]
     assert "on_lost for partitions [2] failed" in caplog.messages[1]
 
 
 async def test_consumer_without_callbacks_holds_nothing():
-    rebalance = Rebalance(limit_ms=10)
+    callbacks = callbacks_with(handover_ms=10)
     client = HeldClient(1)
-    rebalance.notify_assigned(client)
+    callbacks.notify_assigned(client)
     assert not client.gate.reasons
-    await rebalance.notify_ended(1, lost=True)
+    await callbacks.notify_ended(1, is_lost=True)
 
 
 def test_callback_is_accepted_when_its_decorator_gives_another_argument():
@@ -114,7 +120,7 @@ async def test_callback_that_cancels_its_own_task_is_logged_and_over(
         task.cancel()
         await asyncio.sleep(60)
 
-    rebalance = Rebalance(limit_ms=10_000, on_revoked=cancels, on_lost=cancels)
-    await asyncio.wait_for(rebalance.notify_ended(1, lost=False), 30)
-    await asyncio.wait_for(rebalance.notify_ended(2, lost=True), 30)
+    callbacks = callbacks_with(handover_ms=10_000, on_revoked=cancels, on_lost=cancels)
+    await asyncio.wait_for(callbacks.notify_ended(1, is_lost=False), 30)
+    await asyncio.wait_for(callbacks.notify_ended(2, is_lost=True), 30)
     assert len([text for text in caplog.messages if "failed" in text]) == 2

@@ -1,7 +1,10 @@
-"""Formats the log line of a consumer that closes and waits for running handlers. Pure."""
+"""Says to a program's user that a consumer is running, and what its close waits for."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import sys
 from collections.abc import Sequence
 
 from ..protocol.message import Message
@@ -11,6 +14,16 @@ QUIET_CLOSE_S = 1.0
 """The number of seconds after which a closing consumer logs what it waits for."""
 NAMED_MAX = 3
 """The maximum number of messages that the line names."""
+
+
+def print_ready_line(name: str) -> None:
+    """Print one line to standard error, if no log handler would show it and standard error is
+    writable.
+    """
+    if sys.stderr is None or logging.getLogger("keylane.consumer").hasHandlers():
+        return
+    with contextlib.suppress(OSError, ValueError):  # it is closed
+        sys.stderr.write(f"keylane: the {name} is running\n")
 
 
 def format_waiting(

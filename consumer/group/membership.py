@@ -15,14 +15,16 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Iterator
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
-from ..protocol import endpoints
-from ..protocol.backoff import Pauses
-from ..protocol.clock import Clock
-from ..protocol.control import Grants, GroupView, Heartbeat, Join, Leave, ReleaseGrant, Suspend
-from ..protocol.errors import (
+from msgspec.structs import replace
+
+from ...protocol import endpoints
+from ...protocol.backoff import Pauses
+from ...protocol.clock import Clock
+from ...protocol.control import Grants, GroupView, Heartbeat, Join, Leave, ReleaseGrant, Suspend
+from ...protocol.errors import (
     AccessDeniedError,
     InvalidRequestError,
     KeylaneError,
@@ -33,16 +35,17 @@ from ..protocol.errors import (
     UnauthenticatedError,
     UnreachableError,
 )
-from ..protocol.groups import FailurePolicy, GroupStart
-from ..protocol.log_filter import LogFilter
-from ..protocol.operations import SubjectHistory
-from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition
-from ..rpc.client import MetaClient
-from ..rpc.environment import DrawBits
-from ..rpc.race import start_task
-from .heartbeat_timeouts import HeartbeatTimeouts
-from .log_names import consumer_name, partition_name
-from .settings import ConsumerSettings
+from ...protocol.groups import FailurePolicy, GroupStart
+from ...protocol.http.endpoint import Endpoint
+from ...protocol.log_filter import LogFilter
+from ...protocol.operations import SubjectHistory
+from ...protocol.routing import ConsumeStrategy, OrderStrategy, Partition
+from ...rpc.client import MetaClient
+from ...rpc.environment import DrawBits
+from ...rpc.race import start_task
+from ..log_names import consumer_name, partition_name
+from ..settings import ConsumerSettings
+from .heartbeats import HeartbeatTimeouts
 
 log = logging.getLogger("keylane.consumer")
 _REFUSALS = (Reason.TOKEN_INVALID, Reason.SESSION_QUOTA)
@@ -61,6 +64,26 @@ CONCURRENT_REPORTS_MAX = 32
 """The maximum number of concurrent reports: each needs a connection, and a consumer may hand over a
 thousand partitions at once.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """
+    Names a consumer.
+
+    Attributes:
+        group: "" for a broadcast consumer.
+        client: its display name, by which operators know it.
+    """
+
+    subject: str
+    group: str
+    client: str
+
+    @property
+    def name(self) -> str:
+        """The name of the consumer, for log lines."""
+        return consumer_name(self.subject, self.group)
 
 
 class GrantHolder(Protocol):
@@ -99,31 +122,133 @@ class GrantHolder(Protocol):
         ...
 
 
+class LongPoll:
+    """The wait of a heartbeat for a change of the grants, which `nudge` ends."""
+
+    def __init__(self) -> None:
+        self.version = -1
+        """The version of the last accepted grants; -1 if the next heartbeat asks for all."""
+        self._is_nudged = False
+        """True if the next heartbeat must not be a long poll, because it carries a report or the
+        lease may end soon.
+        """
+        self._timeout: asyncio.Timeout | None = None
+        self._until_s = 0.0
+        """The time of the event loop's clock, in seconds, until which the metaserver may delay its
+        reply.
+        """
+
+    def nudge(self) -> None:
+        """Send the next heartbeat at once, and end a wait that is in progress. It is interrupted
+        only while the metaserver may be waiting for a change; after that, the reply is due.
+        """
+        self._is_nudged = True
+        timeout, self._timeout = self._timeout, None
+        if timeout is not None:
+            now_s = asyncio.get_running_loop().time()
+            if now_s < self._until_s:
+                timeout.reschedule(now_s)
+
+    def take_is_immediate(self) -> bool:
+        """Return True if the heartbeat that is sent now is no long poll."""
+        is_nudged, self._is_nudged = self._is_nudged, False
+        return is_nudged or self.version < 0
+
+    def begin(self, timeout: asyncio.Timeout, wait_ms: int) -> None:
+        """Begin a wait of up to `wait_ms`; `nudge` makes `timeout` expire."""
+        self._until_s = asyncio.get_running_loop().time() + wait_ms / 1000
+        self._timeout = timeout
+
+    def end(self) -> None:
+        """End the wait: the reply has arrived."""
+        self._timeout = None
+
+
+class Releases:
+    """Calls the metaserver about leases that end. A metaserver that hangs costs a closing consumer
+    one full timeout in total, not one per call.
+    """
+
+    def __init__(
+        self, member: Member, meta: MetaClient, clock: Clock, *, call_timeout_ms: int
+    ) -> None:
+        self._member = member
+        self._meta = meta
+        self._clock = clock
+        self._call_timeout_ms = call_timeout_ms
+        self._slots = asyncio.Semaphore(CONCURRENT_REPORTS_MAX)
+        self._failure_log = LogFilter()
+        """Limits the lines about reports that failed, by partition."""
+        self.is_leaving = False
+        self._is_unanswered = False
+        """True if the consumer is leaving and no metaserver replied to its last call."""
+
+    @property
+    def _timeout_ms(self) -> int:
+        """The timeout of a call for each metaserver, in milliseconds."""
+        return LEAVE_TIMEOUT_MS if self._is_unanswered else self._call_timeout_ms
+
+    async def call(self, endpoint: Endpoint[Any], body: Any) -> None:
+        """Call a metaserver, and record whether any replies. Raises KeylaneError."""
+        try:
+            await self._meta.call(endpoint, body, timeout_ms=self._timeout_ms)
+        except KeylaneError as error:
+            self._is_unanswered = self.is_leaving and isinstance(error, UnreachableError)
+            raise
+        self._is_unanswered = False
+
+    async def report(self, session: str, partition_id: int, token: int, *, fence: int = 0) -> None:
+        """Report that a partition is released. If this fails, the next heartbeat reports it
+        instead.
+        """
+        body = ReleaseGrant(session=session, partition_id=partition_id, token=token, fence=fence)
+        try:
+            async with asyncio.timeout(self._timeout_ms / 1000):
+                await self._slots.acquire()
+            try:
+                await self.call(endpoints.RELEASE, body)
+            finally:
+                self._slots.release()
+        except SessionUnknownError:
+            pass  # its leases have ended, which is already logged
+        except (TimeoutError, KeylaneError) as error:
+            line = self._failure_log.count_failure(
+                "cannot report the release", self._clock.boot_ms(), partition_id
+            )
+            if line:
+                name = partition_name(self._member.subject, partition_id, self._member.group)
+                cause = getattr(error, "message", "too many reports are waiting")
+                log.info("%s: %s: %s", name, line, cause)
+        else:
+            self._failure_log.end_failures(self._clock.boot_ms(), partition_id)
+
+
+class HeartbeatPauses(NamedTuple):
+    """The pauses of the heartbeat loop."""
+
+    failure: Pauses
+    """The pauses after heartbeats that failed."""
+    regression: Pauses
+    """The pauses after each regression of the version in this session. They grow, because replies
+    from two databases may alternate.
+    """
+
+
 class Membership:
     """
     Keeps a session alive, and joins again when it is lost.
 
     Args:
-        client: the consumer's display name.
         identity: generates the random bits of session ids.
         start: where the group begins if this consumer creates it; None: at the first message.
         filter_text: the text of the consumer's filter; it must be the same for all members of the
             group.
     """
 
-    _poll: asyncio.Timeout | None = None
-    """The timeout by which `nudge` ends a long poll."""
-    _polls_until_s = 0.0
-    """The time of the event loop's clock, in seconds, until which the metaserver may delay its
-    reply to the long poll.
-    """
-
     def __init__(
         self,
+        member: Member,
         *,
-        subject: str,
-        group: str,
-        client: str,
         meta: MetaClient,
         settings: ConsumerSettings,
         clock: Clock,
@@ -132,69 +257,57 @@ class Membership:
         start: GroupStart | None = None,
         filter_text: str = "",
     ) -> None:
+        self.member = member
         self.session = ""
         self.cluster_id = ""
         """The identity of the cluster in the last session."""
-        self._start = start
-        self._pending_session = ""
-        """The id of a session that was requested but is not confirmed yet."""
-        self._requested_ms = 0
-        """The boot time, in milliseconds, of its first request. The lease counts from that time,
-        because the metaserver may already have started the session, and a repeated join does not
-        renew it.
-        """
-        self._joined = False
-        """True once a session of this opening has been confirmed."""
-        self._group_id = 0
-        """The id of the group in the last session; a group that is deleted and recreated has
-        another id.
-        """
-        self._suspended = False
-        self._subject = subject
-        self._group = group
-        self._name = consumer_name(subject, group)
-        self.client = client
+        self.suspended = False
+        """True if the consumer's own code has suspended it."""
+        self.releases = Releases(member, meta, clock, call_timeout_ms=settings.call_timeout_ms)
         self._meta = meta
         self._settings = settings
         self._clock = clock
-        self._rng = rng
         self._draw_identity = identity
-        self._filter_text = filter_text
-        self._version = -1
-        self._regression_pauses = settings.backoff.pauses(rng)
-        """The pauses after each regression of the version in this session."""
+        self._next_join = Join(
+            subject=member.subject,
+            group=member.group,
+            session="",
+            client=member.client,
+            ttl_ms=settings.ttl_ms,
+            strategy=settings.consume_strategy,
+            filter=filter_text,
+            start=start,
+            instance=settings.instance,
+        )
+        """What the next join says. Its session is set while a session is requested and not
+        confirmed: a retry has the same id, because the session of a join whose reply was lost
+        would otherwise hold the instance.
+        """
         self._timeouts = HeartbeatTimeouts(
             addresses=meta.address_count,
             ttl_ms=settings.ttl_ms,
             margin_ms=settings.margin_ms,
             timeout_max_ms=settings.call_timeout_ms,
         )
+        self._long_poll = LongPoll()
+        self._pauses = HeartbeatPauses(settings.backoff.pauses(rng), settings.backoff.pauses(rng))
         self._failure_log = LogFilter()
-        self._release_log = LogFilter()
-        """Limits the lines about reports that failed, by partition."""
-        self._nudged = False
-        """True if the next heartbeat must not be a long poll, because it carries a report or the
-        lease may end soon.
-        """
-        self._reports = asyncio.Semaphore(CONCURRENT_REPORTS_MAX)
         self._task: asyncio.Task[None] | None = None
-        self._leaving = False
-        self._unanswered = False
-        """True if the consumer is leaving and no metaserver replied to its last call."""
 
     async def group(self) -> GroupView:
         """Return the group's members and the owners of its partitions."""
-        return await self._meta.call(endpoints.GROUP, subject=self._subject, group=self._group)
+        member = self.member
+        return await self._meta.call(endpoints.GROUP, subject=member.subject, group=member.group)
 
     async def history(self) -> SubjectHistory:
         """Return the subject's partitions, past and present."""
-        return await self._meta.call(endpoints.HISTORY, subject=self._subject)
+        return await self._meta.call(endpoints.HISTORY, subject=self.member.subject)
 
     async def partitions_by_broker(self) -> dict[str, Partition]:
         """Return one partition of the subject for each broker group. Its address is None while the
         broker sends no heartbeats to the metaserver.
         """
-        route = await self._meta.route(self._subject)
+        route = await self._meta.route(self.member.subject)
         return {str(partition.broker_group): partition for partition in route.partitions}
 
     async def start(self, holder: GrantHolder) -> None:
@@ -208,62 +321,40 @@ class Membership:
         self._task = start_task(self._run_heartbeats(holder), name=f"session {self.session[:8]}")
 
     async def _join(self, holder: GrantHolder) -> None:
-        # A retry uses the same session id: the session of a join whose reply was lost would
-        # otherwise hold the instance.
-        if not self._pending_session:
-            self._pending_session = f"{self._draw_identity(128):032x}"
-            self._requested_ms = self._clock.boot_ms()
-        session = self._pending_session
-        joined = await self._meta.call(
-            endpoints.JOIN,
-            Join(
-                subject=self._subject,
-                group=self._group,
-                session=session,
-                client=self.client,
-                ttl_ms=self._settings.ttl_ms,
-                suspended=self._suspended,
-                strategy=self._settings.consume_strategy,
-                filter=self._filter_text,
-                group_id=self._group_id,
-                start=self._start,
-                instance=self._settings.instance,
-                again=self._joined,
-            ),
-        )
+        if not self._next_join.session:
+            session = f"{self._draw_identity(128):032x}"
+            self._next_join = replace(self._next_join, session=session)
+            self._timeouts.requested_ms = self._clock.boot_ms()
+        request = self._next_join = replace(self._next_join, suspended=self.suspended)
+        joined = await self._meta.call(endpoints.JOIN, request)
         if (
             self._settings.on_failure is FailurePolicy.RETRY
-            and self._settings.consume_strategy is ConsumeStrategy.EXCLUSIVE
+            and request.strategy is ConsumeStrategy.EXCLUSIVE
             and joined.order_strategy is OrderStrategy.STRICT
         ):
-            await self._meta.call(endpoints.LEAVE, Leave(session=session))
+            await self._meta.call(endpoints.LEAVE, Leave(session=request.session))
             raise InvalidRequestError(
                 Reason.RETRY_POLICY,
-                f"subject {self._subject!r} is strict",
-                subject=self._subject,
-                group=self._group,
+                f"subject {request.subject!r} is strict",
+                subject=request.subject,
+                group=request.group,
             )
-        if (
-            self._start is not None
-            and not self._group_id
-            and joined.start not in {None, self._start.stored}
-        ):
+        start = request.start
+        if start is not None and not request.group_id and joined.start not in {None, start.stored}:
             log.info(
                 "%s: the group already exists and began at %s; start=%s applies to new groups only",
-                self._name,
+                self.member.name,
                 joined.start,
-                self._start,
+                start,
             )
-        if not self._joined:
-            log.info("%s joined as %s", self._name, self.client)
-        self._group_id = joined.group_id
+        if not request.again:
+            log.info("%s joined as %s", self.member.name, self.member.client)
         self.cluster_id = joined.cluster_id
-        self.session = session
-        self._pending_session = ""
-        self._joined = True
-        self._version = -1
-        self._regression_pauses.reset()
-        self._timeouts.start_session(self._requested_ms, joined.heartbeat_ms)
+        self.session = request.session
+        self._next_join = replace(request, session="", group_id=joined.group_id, again=True)
+        self._long_poll.version = -1
+        self._pauses.regression.reset()
+        self._timeouts.start_session(joined.heartbeat_ms)
         if joined.grants is not None:
             self._accept_first_grants(joined.grants, holder)
 
@@ -274,45 +365,34 @@ class Membership:
         if self._belong_to_another_group(grants):
             return  # the first heartbeat ends the session
         if self._timeouts.allows_long_poll(self._clock.boot_ms()):
-            self._version = grants.version
-        holder.apply_grants(grants, self._requested_ms + grants.ttl_ms - self._settings.margin_ms)
+            self._long_poll.version = grants.version
+        requested_ms = self._timeouts.requested_ms
+        holder.apply_grants(grants, requested_ms + grants.ttl_ms - self._settings.margin_ms)
 
     def _belong_to_another_group(self, grants: Grants) -> bool:
         """Return True if the subject or the group was deleted and recreated, and the session
         belongs to the new group.
         """
-        return grants.group_id != self._group_id
-
-    @property
-    def suspended(self) -> bool:
-        """True if the consumer's own code has suspended it."""
-        return self._suspended
+        return grants.group_id != self._next_join.group_id
 
     def nudge(self) -> None:
         """Send the next heartbeat now, ending a long poll that is in flight."""
-        self._nudged = True
-        poll = self._poll
-        self._poll = None
-        if poll is not None:
-            now_s = asyncio.get_running_loop().time()
-            if now_s < self._polls_until_s:
-                poll.reschedule(now_s)
+        self._long_poll.nudge()
 
     async def _run_heartbeats(self, holder: GrantHolder) -> None:
-        pauses = self._settings.backoff.pauses(self._rng)
         try:
             while True:
                 try:
                     if not self.session:
                         await self._join(holder)
                     await self._send_heartbeat(holder)
-                    pauses.reset()
+                    self._pauses.failure.reset()
                 except SessionUnknownError as error:
                     # Lost leases are logged as warnings elsewhere; without leases, nothing is lost.
                     level = logging.DEBUG if holder.holding(self.session) else logging.INFO
                     now_ms = self._clock.boot_ms()
                     if text := self._failure_log.count_failure(error.message, now_ms, _LOST):
-                        log.log(level, "%s lost its session: %s", self._name, text)
+                        log.log(level, "%s lost its session: %s", self.member.name, text)
                     self.session = ""
                     holder.on_session_lost()
                 except KeylaneError as error:
@@ -322,11 +402,11 @@ class Membership:
                     )
                     if is_permanent and not self.session:
                         raise
-                    self._nudged = True
+                    self._long_poll.nudge()
                     self._log_failure(error)
                     all_failed = self._timeouts.record_failure()
                     if all_failed or not isinstance(error, UnreachableError | StorageError):
-                        await self._pause(pauses)
+                        await self._pause(self._pauses.failure)
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:
@@ -343,42 +423,38 @@ class Membership:
             error.message, self._clock.boot_ms(), _REFUSED if refused else None
         )
         if text and refused:
-            log.warning("the metaserver refuses %s, which keeps trying: %s", self._name, text)
+            log.warning("the metaserver refuses %s, which keeps trying: %s", self.member.name, text)
         elif text:
-            log.info("%s: a heartbeat failed: %s", self._name, text)
+            log.info("%s: a heartbeat failed: %s", self.member.name, text)
 
     def _log_recovery(self) -> None:
         now_ms = self._clock.boot_ms()
         if failures := self._failure_log.end_failures(now_ms, _REFUSED):
-            log.warning("the metaserver accepts %s again, after %s", self._name, failures)
+            log.warning("the metaserver accepts %s again, after %s", self.member.name, failures)
         if failures := self._failure_log.end_failures(now_ms):
-            log.info("%s: heartbeats succeed again, after %s", self._name, failures)
+            log.info("%s: heartbeats succeed again, after %s", self.member.name, failures)
 
     async def _send_heartbeat(self, holder: GrantHolder) -> None:
         sent_at_ms = self._clock.boot_ms()
-        immediate = self._nudged or self._version < 0
-        self._nudged = False
+        immediate = self._long_poll.take_is_immediate()
         wait_ms = 0 if immediate else self._timeouts.wait_ms
         timeout_ms = self._timeouts.timeout_ms(sent_at_ms, wait_ms=wait_ms)
         body = Heartbeat(
             session=self.session,
-            known_version=-1 if immediate else self._version,
+            known_version=-1 if immediate else self._long_poll.version,
             drained=holder.drained(),
             parked=holder.parked(),
             holding=holder.holding(self.session),
             wait_ms=wait_ms,
-            suspended=self._suspended,
-            group_id=self._group_id,
+            suspended=self.suspended,
+            group_id=self._next_join.group_id,
             unreached=holder.unreached(),
         )
         poll = asyncio.timeout(None)  # expires only when `nudge` reschedules it
         try:
             async with poll:
                 if not immediate:
-                    # `nudge` interrupts a long poll only while the metaserver may be waiting for a
-                    # change; after that, the reply is due.
-                    self._polls_until_s = asyncio.get_running_loop().time() + wait_ms / 1000
-                    self._poll = poll
+                    self._long_poll.begin(poll, wait_ms)
                 grants = await self._meta.call(
                     endpoints.HEARTBEAT, body, timeout_ms=timeout_ms - wait_ms
                 )
@@ -387,83 +463,30 @@ class Membership:
                 raise
             return
         finally:
-            self._poll = None
+            self._long_poll.end()
         if self._belong_to_another_group(grants):
             raise SessionUnknownError(session=self.session)
         self._log_recovery()
-        if grants.version < self._version:
-            await self._handle_version_regression(grants.version)
+        known_version = self._long_poll.version
+        if grants.version < known_version:
+            log.warning(
+                "%s: the version of its grants fell from %d to %d: the metaserver's database has "
+                "lost its last commits",
+                self.member.name,
+                known_version,
+                grants.version,
+            )
+            self._long_poll.version = -1
+            await self._pause(self._pauses.regression)
             return
-        self._version = grants.version
+        self._long_poll.version = grants.version
         deadline_ms = sent_at_ms + grants.ttl_ms - self._settings.margin_ms
         self._timeouts.record_grant(deadline_ms)
         holder.apply_grants(grants, deadline_ms)
 
-    async def _handle_version_regression(self, version: int) -> None:
-        """Forget the known version, and wait before the next heartbeat. The pause grows each time,
-        because replies from two databases may alternate.
-        """
-        log.warning(
-            "%s: the version of its grants fell from %d to %d: the metaserver's database has lost "
-            "its last commits",
-            self._name,
-            self._version,
-            version,
-        )
-        self._version = -1
-        await self._pause(self._regression_pauses)
-
     async def _pause(self, pauses: Pauses) -> None:
         """Sleep for the next pause, but no longer than a long poll takes."""
         await asyncio.sleep(min(pauses.next_pause_ms(), self._timeouts.wait_ms) / 1000)
-
-    async def report_release(
-        self, session: str, partition_id: int, token: int, *, fence: int = 0
-    ) -> None:
-        """Report that a partition is released. If this fails, the next heartbeat reports it
-        instead.
-        """
-        body = ReleaseGrant(session=session, partition_id=partition_id, token=token, fence=fence)
-        try:
-            async with asyncio.timeout(self._timeout_ms / 1000):
-                await self._reports.acquire()
-            try:
-                with self._tracking_replies():
-                    await self._meta.call(endpoints.RELEASE, body, timeout_ms=self._timeout_ms)
-            finally:
-                self._reports.release()
-        except SessionUnknownError:
-            pass  # its leases have ended, which is already logged
-        except (TimeoutError, KeylaneError) as error:
-            line = self._release_log.count_failure(
-                "cannot report the release", self._clock.boot_ms(), partition_id
-            )
-            if line:
-                name = partition_name(self._subject, partition_id, self._group)
-                cause = getattr(error, "message", "too many reports are waiting")
-                log.info("%s: %s: %s", name, line, cause)
-        else:
-            self._release_log.end_failures(self._clock.boot_ms(), partition_id)
-
-    @property
-    def _timeout_ms(self) -> int:
-        """The timeout of a call for each metaserver, in milliseconds. A hanging metaserver costs a
-        closing consumer one full timeout in total, not one per call.
-        """
-        return LEAVE_TIMEOUT_MS if self._unanswered else self._settings.call_timeout_ms
-
-    @contextlib.contextmanager
-    def _tracking_replies(self) -> Iterator[None]:
-        """Record whether any metaserver replies to a call of a closing consumer."""
-        try:
-            yield
-        except UnreachableError:
-            self._unanswered = self._leaving
-            raise
-        except KeylaneError:
-            self._unanswered = False
-            raise
-        self._unanswered = False
 
     async def suspend(self, suspended: bool) -> None:
         """
@@ -472,28 +495,26 @@ class Membership:
         Raises:
             KeylaneError: the metaserver could not be notified; nothing has changed.
         """
-        previous = self._suspended
-        self._suspended = suspended
+        previous, self.suspended = self.suspended, suspended
         body = Suspend(session=self.session, suspended=suspended)
         try:
             if self.session:
-                with self._tracking_replies():
-                    await self._meta.call(endpoints.SUSPEND, body, timeout_ms=self._timeout_ms)
+                await self.releases.call(endpoints.SUSPEND, body)
         except SessionUnknownError:
             pass  # the next join carries the new value
         except KeylaneError:
-            self._suspended = previous
+            self.suspended = previous
             raise
 
     async def announce_leave(self) -> None:
         """Tell the metaserver that all partitions are being handed over, so that it grants each one
         to another member as soon as it is released.
         """
-        self._leaving = True
+        self.releases.is_leaving = True
         try:
             await self.suspend(True)
         except KeylaneError as error:
-            log.info("%s: cannot send its leave request: %s", self._name, error.message)
+            log.info("%s: cannot send its leave request: %s", self.member.name, error.message)
 
     async def abandon_join(self, error: BaseException) -> None:
         """Leave the group, within ABANDON_TIMEOUT_S, if the join was cancelled: the metaserver may
@@ -514,12 +535,11 @@ class Membership:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        session = self.session or self._pending_session
+        session = self.session or self._next_join.session
         if session:
             try:
-                await self._meta.call(
-                    endpoints.LEAVE, Leave(session=session), timeout_ms=self._timeout_ms
-                )
+                await self.releases.call(endpoints.LEAVE, Leave(session=session))
             except KeylaneError as error:
-                log.info("%s: cannot leave the group: %s", self._name, error.message)
-            self.session = self._pending_session = ""
+                log.info("%s: cannot leave the group: %s", self.member.name, error.message)
+            self.session = ""
+            self._next_join = replace(self._next_join, session="")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keylane.consumer.losses import (
+from keylane.consumer.group.log_lines import (
     FENCED,
     STALL_LINE_EVERY_MS,
     Losses,

@@ -1,0 +1,1 @@
+"""Partitions of a consumer: its membership of a group, and the shells of what it is granted."""
