@@ -18,7 +18,7 @@ from ...protocol.errors import (
 from ...protocol.message import make_lease
 from ...rpc.race import shield, start_task
 from ..session.events import ColumnsCut, ColumnsHandled, ColumnsReturned, ColumnsWanted
-from ..session.stored import ColumnPart
+from ..session.lanes import ColumnPart
 from .not_acked import limited_wait_ms, parse_wait_ms
 
 
