@@ -30,8 +30,7 @@ from ..rpc.connections import Connections
 from ..rpc.race import start_task
 from .log_names import consumer_name, partition_name
 from .membership import GrantHolder
-from .reading.lineage_order import LineageOrder
-from .reading.replacing_rows import ReplacingRows
+from .reading.lineage_order import LineageOrder, ReplacingRows
 from .settings import AckMode, ConsumerSettings, FailurePolicy
 
 log = logging.getLogger("keylane.consumer")

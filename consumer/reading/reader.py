@@ -44,22 +44,20 @@ from ...rpc.connections import Connections, clean_up, gather_limited
 from ...rpc.environment import Environment, environment_of
 from ...rpc.loop_binding import LoopBoundClient
 from ..delivery.filter import MessageFilter
-from .arguments import check_arguments
 from .bounds import (
     Bound,
     BoundKind,
     OffsetLookup,
     Start,
     Stop,
+    check_arguments,
     ranges_to_read,
     start_bound,
     stop_bound,
 )
-from .lineage_order import LineageOrder
-from .open_reads import POLL_MS, OpenReads
+from .lineage_order import LineageOrder, ReplacingRows
 from .patience import TRANSIENT_ERRORS, Failures, FailureTracker
-from .read_messages import read_messages
-from .replacing_rows import ReplacingRows
+from .reads import POLL_MS, OpenReads, read_messages
 
 log = logging.getLogger("keylane.consumer")
 
