@@ -41,6 +41,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
@@ -128,18 +129,16 @@ class ColumnPart:
         return end - start
 
 
+@dataclass(slots=True, eq=False)
 class PartitionColumns:
     """The part of one partition that is in hand, or comes next."""
 
-    __slots__ = ("again", "awaited", "due_ms", "in_hand")
-
-    def __init__(self) -> None:
-        self.in_hand: ColumnPart | None = None
-        self.awaited: ColumnPart | None = None
-        """A part that is acked, while the next one waits for its ack to be durable."""
-        self.again: ColumnPart | None = None
-        """A part that comes before all others, from `due_ms` on."""
-        self.due_ms = 0
+    in_hand: ColumnPart | None = None
+    awaited: ColumnPart | None = None
+    """A part that is acked, while the next one waits for its ack to be durable."""
+    again: ColumnPart | None = None
+    """A part that comes before all others, from `due_ms` on."""
+    due_ms: int = 0
 
     def begin(self, part: ColumnPart) -> None:
         """Give a part to the program."""
@@ -205,21 +204,15 @@ again after each further failure.
 """
 
 
+@dataclass(slots=True, eq=False)
 class MessageBatch:
-    """
-    At least one message.
+    """At least one message."""
 
-    Args:
-        keys: the distinct keys except b""; None: not looked at yet.
-        attempt: the number of the batch's next try; messages may have had more.
-    """
-
-    __slots__ = ("attempt", "keys", "messages")
-
-    def __init__(self, messages: list[Message], keys: set[bytes] | None, attempt: int = 1) -> None:
-        self.messages = messages
-        self.keys = keys
-        self.attempt = attempt
+    messages: list[Message]
+    keys: set[bytes] | None
+    """The distinct keys except b""; None: not looked at yet."""
+    attempt: int = 1
+    """The number of the batch's next try; messages may have had more."""
 
     @property
     def ref(self) -> Ref:
@@ -426,76 +419,44 @@ class Waiting(NamedTuple):
     message: Message
 
 
+@dataclass(slots=True, eq=False)
 class KeyLanes:
+    """The waiting messages of one partition."""
+
+    is_ordered: bool = field(kw_only=True)
+    """False: no message waits for another, as if none had a key."""
+    batches: PartitionBatches | None = field(kw_only=True, default=None)
+    """For a handler of batches; None: messages are handed out one by one."""
+    columns: PartitionColumns | None = field(kw_only=True, default=None)
+    """For a program that takes columns; None: it takes messages."""
+    stored: deque[ClosedBatch] = field(default_factory=deque)
+    opened: deque[Message] = field(default_factory=deque)
+    """The messages of opened batches; all stored ones come after them."""
+    extra: deque[Message] = field(default_factory=deque)
+    """Messages that come before the opened ones: redriven ones, and those of a freed key."""
+    held_keyless: deque[Message] | None = None
+    """Messages without a key that wait for acks that were refused; None: they need not wait."""
+    again: deque[Message] = field(default_factory=deque)
+    """Messages that own their keys, and come before all others."""
+    busy: dict[bytes, deque[Message] | None] = field(default_factory=dict)
+    """The messages that wait for each busy key; None if none does."""
+    in_hand: dict[tuple[int, int], Message] = field(default_factory=dict)
+    """What workers have, by (partition that stores it, offset), except the run."""
+    run: list[Message] = field(default_factory=list)
+    """What a worker handles one after another, while nothing else is in hand."""
+    retries: list[Waiting] = field(default_factory=list)
+    """A heap of messages whose keys are busy."""
+    together: dict[bytes, list[Message]] = field(default_factory=dict)
+    """What is in hand of the keys of which several messages were handed out at once, in order."""
+    not_before_ms: dict[Ref, int] = field(default_factory=dict)
+    """When the next try is due of failed messages that wait for earlier ones of their keys."""
+    given_back: dict[bytes, Ref] = field(default_factory=dict)
+    """In a shared group, the message of a key that its program has given back: later ones wait for
+    it.
     """
-    The waiting messages of one partition.
-
-    Args:
-        is_ordered: False: no message waits for another, as if none had a key.
-        batches: for a handler of batches; None: messages are handed out one by one.
-        columns: for a program that takes columns; None: it takes messages.
-    """
-
-    __slots__ = (
-        "_sequence",
-        "again",
-        "batches",
-        "busy",
-        "columns",
-        "extra",
-        "given_back",
-        "held_keyless",
-        "in_hand",
-        "is_ordered",
-        "last_failures",
-        "not_before_ms",
-        "opened",
-        "retries",
-        "run",
-        "stored",
-        "together",
-    )
-
-    def __init__(
-        self,
-        *,
-        is_ordered: bool,
-        batches: PartitionBatches | None = None,
-        columns: PartitionColumns | None = None,
-    ) -> None:
-        self.is_ordered = is_ordered
-        self.batches = batches
-        self.columns = columns
-        self.stored: deque[ClosedBatch] = deque()
-        self.opened: deque[Message] = deque()
-        """The messages of opened batches; all stored ones come after them."""
-        self.extra: deque[Message] = deque()
-        """Messages that come before the opened ones: redriven ones, and those of a freed key."""
-        self.held_keyless: deque[Message] | None = None
-        """Messages without a key that wait for acks that were refused; None: they need not wait."""
-        self.again: deque[Message] = deque()
-        """Messages that own their keys, and come before all others."""
-        self.busy: dict[bytes, deque[Message] | None] = {}
-        """The messages that wait for each busy key; None if none does."""
-        self.in_hand: dict[tuple[int, int], Message] = {}
-        """What workers have, by (partition that stores it, offset), except the run."""
-        self.run: list[Message] = []
-        """What a worker handles one after another, while nothing else is in hand."""
-        self.retries: list[Waiting] = []
-        """A heap of messages whose keys are busy."""
-        self.together: dict[bytes, list[Message]] = {}
-        """What is in hand of the keys of which several messages were handed out at once, in
-        order.
-        """
-        self.not_before_ms: dict[Ref, int] = {}
-        """When the next try is due of failed messages that wait for earlier ones of their keys."""
-        self.given_back: dict[bytes, Ref] = {}
-        """In a shared group, the message of a key that its program has given back: later ones wait
-        for it.
-        """
-        self.last_failures: dict[Ref, Failure] = {}
-        """Why messages are parked as soon as earlier ones of their keys have ended."""
-        self._sequence = 0
+    last_failures: dict[Ref, Failure] = field(default_factory=dict)
+    """Why messages are parked as soon as earlier ones of their keys have ended."""
+    _sequence: int = 0
 
     def may_have_more(self, now_ms: int) -> bool:
         """Return True if a worker that asks may get something."""

@@ -26,6 +26,7 @@ Invariants
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
@@ -164,23 +165,21 @@ class Flights:
 RANGES_PER_ACK = 1_000
 
 
+@dataclass(slots=True, eq=False)
 class PullOffsets:
     """The offsets that are pulled next, and those that the broker has acks of."""
 
-    __slots__ = ("_acked_end", "acked", "cursor", "end_offset", "missed", "next_offset")
-
-    def __init__(self) -> None:
-        self.acked = AckedOffsets()
-        """What is acked, as far as it decides what is handed out."""
-        self._acked_end = 0
-        self.next_offset = -1
-        """The first offset that is not pulled; -1 before `begin`."""
-        self.cursor = 0
-        """The group's cursor, as the broker last reported it."""
-        self.end_offset: int | None = None
-        """The offset after the last message, once the partition is sealed."""
-        self.missed = 0
-        """The number of messages that retention removed before they were pulled."""
+    acked: AckedOffsets = field(default_factory=AckedOffsets)
+    """What is acked, as far as it decides what is handed out."""
+    _acked_end: int = 0
+    next_offset: int = -1
+    """The first offset that is not pulled; -1 before `begin`."""
+    cursor: int = 0
+    """The group's cursor, as the broker last reported it."""
+    end_offset: int | None = None
+    """The offset after the last message, once the partition is sealed."""
+    missed: int = 0
+    """The number of messages that retention removed before they were pulled."""
 
     @property
     def is_exhausted(self) -> bool:
@@ -251,21 +250,20 @@ class PullOffsets:
         return missed
 
 
+@dataclass(slots=True, eq=False)
 class HandledOffsets:
     """The handled offsets that the broker has not confirmed."""
 
-    __slots__ = ("_end", "_ranges", "_ranges_max", "_start", "in_flight", "is_refused")
-
-    def __init__(self) -> None:
-        self._ranges = IntervalSet()
-        self._start = self._end = 0
-        """The range that grows while handlers end in order."""
-        self._ranges_max = RANGES_PER_ACK
-        self.in_flight: tuple[Range, ...] = ()
-        self.is_refused = False
-        """True from a refusal of the broker, which keeps a limited number of ranges, until it has
-        everything.
-        """
+    _ranges: IntervalSet = field(default_factory=IntervalSet)
+    _start: int = 0
+    _end: int = 0
+    """The range that grows while handlers end in order."""
+    _ranges_max: int = RANGES_PER_ACK
+    in_flight: tuple[Range, ...] = ()
+    is_refused: bool = False
+    """True from a refusal of the broker, which keeps a limited number of ranges, until it has
+    everything.
+    """
 
     def __bool__(self) -> bool:
         """Return True if an offset is not in flight to the broker."""
@@ -364,14 +362,12 @@ class LastFailure(NamedTuple):
     """For how long its handler has been hanging; None if it is not."""
 
 
+@dataclass(slots=True, eq=False)
 class FailingMessages:
     """The failing and hanging messages, by the partition that stores them and their offset."""
 
-    __slots__ = ("_own", "_redriven")
-
-    def __init__(self) -> None:
-        self._own: dict[Ref, LastFailure] = {}
-        self._redriven: dict[Ref, LastFailure] = {}
+    _own: dict[Ref, LastFailure] = field(default_factory=dict)
+    _redriven: dict[Ref, LastFailure] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self._own or self._redriven)
@@ -436,37 +432,26 @@ def _report(ref: Ref, last: LastFailure, *, source: int | None) -> FailingMessag
 TRIES_PER_ACK = 1_000
 
 
+@dataclass(slots=True, eq=False)
 class PendingAcks:
     """The acks of one session."""
 
-    __slots__ = (
-        "awaited",
-        "begun",
-        "due_ms",
-        "failing",
-        "handled",
-        "sent",
-        "sent_ms",
-        "tries",
-    )
-
-    def __init__(self) -> None:
-        self.handled = HandledOffsets()
-        self.due_ms = NEVER
-        """When a request is due."""
-        self.sent_ms = 0
-        """When the last request was sent."""
-        self.tries: dict[int, int] = {}
-        """The failed tries by offset that are not stored."""
-        self.begun: dict[int, int] = {}
-        """The crash counts of suspects that begin, by offset, until they are stored."""
-        self.failing = FailingMessages()
-        self.sent: Ack | None = None
-        """The request in flight."""
-        self.awaited: dict[tuple[int, int], Message] = {}
-        """Messages that wait for their ack: the key of a handled one (ack "each"), or the handler
-        of one that was taken (ack "before").
-        """
+    handled: HandledOffsets = field(default_factory=HandledOffsets)
+    due_ms: int = NEVER
+    """When a request is due."""
+    sent_ms: int = 0
+    """When the last request was sent."""
+    tries: dict[int, int] = field(default_factory=dict)
+    """The failed tries by offset that are not stored."""
+    begun: dict[int, int] = field(default_factory=dict)
+    """The crash counts of suspects that begin, by offset, until they are stored."""
+    failing: FailingMessages = field(default_factory=FailingMessages)
+    sent: Ack | None = None
+    """The request in flight."""
+    awaited: dict[tuple[int, int], Message] = field(default_factory=dict)
+    """Messages that wait for their ack: the key of a handled one (ack "each"), or the handler of
+    one that was taken (ack "before").
+    """
 
     @property
     def is_flushed(self) -> bool:

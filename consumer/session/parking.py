@@ -39,6 +39,7 @@ import enum
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...protocol.ids import MAX_I64
@@ -60,23 +61,17 @@ from ...protocol.parked import (
 from .offsets import Ref
 
 
+@dataclass(slots=True, eq=False)
 class PartitionAncestors:
-    """
-    The ancestors that keep parked messages for one partition.
+    """The ancestors that keep parked messages for one partition."""
 
-    Args:
-        exist: False for a partition without parents.
-    """
-
-    __slots__ = ("_told", "exist", "must_list", "unneeded")
-
-    def __init__(self, *, exist: bool) -> None:
-        self.exist = exist
-        self.must_list = False
-        """True if an ancestor may have become unneeded since the last list was asked for."""
-        self.unneeded: list[int] = []
-        """Those that are to be told; one is told at a time."""
-        self._told: set[int] = set()
+    exist: bool = field(kw_only=True)
+    """False for a partition without parents."""
+    must_list: bool = False
+    """True if an ancestor may have become unneeded since the last list was asked for."""
+    unneeded: list[int] = field(default_factory=list)
+    """Those that are to be told; one is told at a time."""
+    _told: set[int] = field(default_factory=set)
 
     def note_freed(self) -> None:
         """Note that a key is free, or that loose messages have ended, which may have been an
@@ -118,32 +113,28 @@ class DueRetry(NamedTuple):
     """True if the last read of the source has failed."""
 
 
+@dataclass(slots=True, eq=False)
 class FailingSource:
     """A source whose last read has failed."""
 
-    __slots__ = ("failures", "held", "is_probed", "until_ms")
-
-    def __init__(self) -> None:
-        self.failures = 0
-        self.held: deque[Aside] = deque()
-        self.is_probed = False
-        """True while a window of it is being read."""
-        self.until_ms = 0
+    failures: int = 0
+    held: deque[Aside] = field(default_factory=deque)
+    is_probed: bool = False
+    """True while a window of it is being read."""
+    until_ms: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class AsideMessages:
     """The messages of one partition that wait for a retry."""
 
-    __slots__ = ("_counts", "_sequence", "failing", "waiting")
-
-    def __init__(self) -> None:
-        self.waiting: list[Aside] = []
-        """A heap."""
-        self.failing: dict[int, FailingSource] = {}
-        """The sources that cannot be read, which hold what else is due of them."""
-        self._counts: dict[int, int] = {}
-        """The number of ranges by source."""
-        self._sequence = 0
+    waiting: list[Aside] = field(default_factory=list)
+    """A heap."""
+    failing: dict[int, FailingSource] = field(default_factory=dict)
+    """The sources that cannot be read, which hold what else is due of them."""
+    _counts: dict[int, int] = field(default_factory=dict)
+    """The number of ranges by source."""
+    _sequence: int = 0
 
     def __len__(self) -> int:
         """Return the number of ranges."""
@@ -253,15 +244,13 @@ def _split_unreadable(ranges: tuple[Range, ...], upto: int | None) -> list[Range
     return [*first, *ranges[1:]]
 
 
+@dataclass(slots=True, eq=False)
 class UnreadableRows:
     """What is passed over of one key since its redrive last began with the first row."""
 
-    __slots__ = ("_below", "first_row")
-
-    def __init__(self) -> None:
-        self._below: dict[int, int] = {}
-        self.first_row = 0
-        """How many rows at the front are handled or passed over: lists begin after them."""
+    _below: dict[int, int] = field(default_factory=dict)
+    first_row: int = 0
+    """How many rows at the front are handled or passed over: lists begin after them."""
 
     def __bool__(self) -> bool:
         return bool(self._below)
@@ -554,51 +543,33 @@ class WindowPhase(enum.Enum):
     FREEING = enum.auto()
 
 
+@dataclass(slots=True, eq=False)
 class Window:
     """Messages of one key, or messages of one source that have the same number of tries."""
 
-    __slots__ = (
-        "failure",
-        "failures",
-        "gives_up",
-        "is_inherited",
-        "is_probe",
-        "is_stopped",
-        "key",
-        "not_before_ms",
-        "number",
-        "out",
-        "phase",
-        "ranges",
-        "source",
-        "unreadable",
-        "unstored",
-    )
-
-    def __init__(self, number: int, key: ParkKey, phase: WindowPhase) -> None:
-        self.number = number
-        self.key = key
-        self.phase = phase
-        self.source = 0
-        self.ranges: tuple[Range, ...] = ()
-        """What is to be read, for a retry; (): the first messages of the key."""
-        self.is_probe = False
-        """True for a retry whose source could not be read before."""
-        self.unreadable = UnreadableRows()
-        self.out: set[Ref] = set()
-        """The messages that have not ended."""
-        self.unstored = 0
-        """The number of changes that are not stored."""
-        self.is_stopped = False
-        """True if the key stays parked."""
-        self.failure: Failure | None = None
-        """The last failure of a loose message that stays parked."""
-        self.is_inherited = False
-        """True if its key was chosen under an earlier owner, which may have handled it."""
-        self.gives_up = False
-        """True for dead letters that an earlier owner may have ended with: they stay dead."""
-        self.not_before_ms = 0
-        self.failures = 0
+    number: int
+    key: ParkKey
+    phase: WindowPhase
+    source: int = 0
+    ranges: tuple[Range, ...] = ()
+    """What is to be read, for a retry; (): the first messages of the key."""
+    is_probe: bool = False
+    """True for a retry whose source could not be read before."""
+    unreadable: UnreadableRows = field(default_factory=UnreadableRows)
+    out: set[Ref] = field(default_factory=set)
+    """The messages that have not ended."""
+    unstored: int = 0
+    """The number of changes that are not stored."""
+    is_stopped: bool = False
+    """True if the key stays parked."""
+    failure: Failure | None = None
+    """The last failure of a loose message that stays parked."""
+    is_inherited: bool = False
+    """True if its key was chosen under an earlier owner, which may have handled it."""
+    gives_up: bool = False
+    """True for dead letters that an earlier owner may have ended with: they stay dead."""
+    not_before_ms: int = 0
+    failures: int = 0
 
     @property
     def is_retry(self) -> bool:
@@ -606,44 +577,27 @@ class Window:
         return bool(self.ranges)
 
 
+@dataclass(slots=True, eq=False)
 class RedriveWindows:
-    """
-    The windows of one partition.
+    """The windows of one partition."""
 
-    Args:
-        is_allowed: False if this consumer cannot handle redriven messages.
-    """
-
-    __slots__ = (
-        "_sequence",
-        "aside",
-        "careful",
-        "careful_until_ms",
-        "is_allowed",
-        "is_careful",
-        "is_unreleased",
-        "keys",
-        "owners",
-        "windows",
-    )
-
-    def __init__(self, *, is_allowed: bool = True) -> None:
-        self.is_allowed = is_allowed
-        self.windows: dict[int, Window] = {}
-        self.keys: set[ParkKey] = set()
-        """The keys that are being redriven, without those of retries."""
-        self.owners: dict[Ref, Window] = {}
-        """The window of each message that has not ended."""
-        self.aside = AsideMessages()
-        self.is_unreleased = False
-        """True if the last owner ended without a release."""
-        self.is_careful = False
-        """True if keys are redriven one at a time: the last owner ended without a release."""
-        self.careful_until_ms = 0
-        """Until when messages that waited for a retry are handed out one at a time."""
-        self.careful: Window | None = None
-        """The window that alone may run, because it may end the process."""
-        self._sequence = 0
+    is_allowed: bool = field(kw_only=True, default=True)
+    """False if this consumer cannot handle redriven messages."""
+    windows: dict[int, Window] = field(default_factory=dict)
+    keys: set[ParkKey] = field(default_factory=set)
+    """The keys that are being redriven, without those of retries."""
+    owners: dict[Ref, Window] = field(default_factory=dict)
+    """The window of each message that has not ended."""
+    aside: AsideMessages = field(default_factory=AsideMessages)
+    is_unreleased: bool = False
+    """True if the last owner ended without a release."""
+    is_careful: bool = False
+    """True if keys are redriven one at a time: the last owner ended without a release."""
+    careful_until_ms: int = 0
+    """Until when messages that waited for a retry are handed out one at a time."""
+    careful: Window | None = None
+    """The window that alone may run, because it may end the process."""
+    _sequence: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.windows)

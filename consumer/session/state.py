@@ -32,6 +32,7 @@ from __future__ import annotations
 import enum
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from ...protocol.backoff import Backoff
 from ...protocol.message import Message
@@ -55,46 +56,29 @@ class SessionPhase(enum.Enum):
     ENDED = enum.auto()
 
 
+@dataclass(slots=True, eq=False)
 class Tenure:
+    """The lease of one session; all times are boot-clock milliseconds."""
+
+    lease: Lease
+    epoch_ms: int
+    """The calendar's time at 0 of the boot clock, in milliseconds since 1970."""
+    may_release: bool = field(kw_only=True, default=True)
+    """False: the hand-over waits for the program's callbacks before it flushes."""
+    phase: SessionPhase = SessionPhase.ACQUIRING
+    until_ms: int = 0
+    """The end of the lease."""
+    is_acquired: bool = False
+    """True once the broker has raised the fence, and its parked keys are known."""
+    is_paused: bool = False
+    fence: int | None = None
+    """The higher token that the broker has seen, 0 if it is unknown; None: not fenced."""
+    cancel_ms: int = NEVER
+    """When running handlers are cancelled, or before, at the end of the lease; NEVER: they are not,
+    or have been.
     """
-    The lease of one session; all times are boot-clock milliseconds.
-
-    Args:
-        epoch_ms: the calendar's time at 0 of the boot clock, in milliseconds since 1970.
-        may_release: False: the hand-over waits for the program's callbacks before it flushes.
-    """
-
-    __slots__ = (
-        "cancel_ms",
-        "epoch_ms",
-        "fence",
-        "flush_until_ms",
-        "is_acquired",
-        "is_paused",
-        "lease",
-        "may_release",
-        "phase",
-        "until_ms",
-    )
-
-    def __init__(self, lease: Lease, epoch_ms: int, *, may_release: bool = True) -> None:
-        self.lease = lease
-        self.epoch_ms = epoch_ms
-        self.phase = SessionPhase.ACQUIRING
-        self.until_ms = 0
-        """The end of the lease."""
-        self.is_acquired = False
-        """True once the broker has raised the fence, and its parked keys are known."""
-        self.is_paused = False
-        self.may_release = may_release
-        self.fence: int | None = None
-        """The higher token that the broker has seen, 0 if it is unknown; None: not fenced."""
-        self.cancel_ms = NEVER
-        """When running handlers are cancelled, or before, at the end of the lease; NEVER: they are
-        not, or have been.
-        """
-        self.flush_until_ms = NEVER
-        """When the session ends, whatever is not flushed."""
+    flush_until_ms: int = NEVER
+    """When the session ends, whatever is not flushed."""
 
     @property
     def is_live(self) -> bool:
@@ -255,17 +239,15 @@ class SuspectMessages:
 NEVER_FULL = -1
 
 
+@dataclass(slots=True, eq=False)
 class CallSlot:
     """Whether a request of a kind is in flight, and when the next one may be sent."""
 
-    __slots__ = ("begun_ms", "failures", "is_in_flight", "not_before_ms")
-
-    def __init__(self) -> None:
-        self.is_in_flight = False
-        self.begun_ms = 0
-        """When the last one was sent."""
-        self.not_before_ms = 0
-        self.failures = 0
+    is_in_flight: bool = False
+    begun_ms: int = 0
+    """When the last one was sent."""
+    not_before_ms: int = 0
+    failures: int = 0
 
     def begin(self, now_ms: int) -> bool:
         """Return True if a request may be sent, and record that it is."""
@@ -311,19 +293,17 @@ class Calls:
         )
 
 
+@dataclass(slots=True, eq=False)
 class Intake:
     """How much of a partition was pulled and has not ended here."""
 
-    __slots__ = ("earlier_tries", "held", "is_superfluous", "resume_at")
-
-    def __init__(self, is_superfluous: Callable[[Message], bool] | None) -> None:
-        self.is_superfluous = is_superfluous
-        self.held = 0
-        """The number of messages."""
-        self.resume_at = NEVER_FULL
-        """From the limit on, the number at which pulls go on: half of the limit."""
-        self.earlier_tries: dict[int, int] = {}
-        """The failed tries under earlier owners, by offset, of messages that are not opened."""
+    is_superfluous: Callable[[Message], bool] | None
+    held: int = 0
+    """The number of messages."""
+    resume_at: int = NEVER_FULL
+    """From the limit on, the number at which pulls go on: half of the limit."""
+    earlier_tries: dict[int, int] = field(default_factory=dict)
+    """The failed tries under earlier owners, by offset, of messages that are not opened."""
 
     def has_room(self, limit: int) -> bool:
         """Return True if more messages may be pulled."""
@@ -491,12 +471,10 @@ class PartitionSession:
         return self.tenure.phase is SessionPhase.ENDED
 
 
+@dataclass(slots=True, eq=False)
 class Output:
     """What the events of a step have asked for, until `Ready` takes it."""
 
-    __slots__ = ("hand_out", "notes", "requests")
-
-    def __init__(self) -> None:
-        self.requests: list[Request] = []
-        self.hand_out: list[Message] = []
-        self.notes: list[Note | FailureOutcome] = []
+    requests: list[Request] = field(default_factory=list)
+    hand_out: list[Message] = field(default_factory=list)
+    notes: list[Note | FailureOutcome] = field(default_factory=list)
