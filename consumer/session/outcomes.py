@@ -59,7 +59,7 @@ from .taking import (
     take,
     take_batch,
 )
-from .windows import is_own, set_aside, set_redriven_aside
+from .windows import is_own, leave_window, set_aside
 
 
 def on_run_ended(session: PartitionSession, event: RunEnded, now_ms: int) -> None:
@@ -103,6 +103,7 @@ def on_handled(session: PartitionSession, event: MessagesHandled, now_ms: int) -
             del session.lanes.in_hand[ref]
             if ref in session.redrives.owners:
                 _unpark(session, message)
+                session.lanes.finish(message)
             else:
                 _ack(session, message, now_ms)
     if event.wanted:
@@ -157,42 +158,30 @@ def _ack(session: PartitionSession, message: Message, now_ms: int) -> None:
 
 
 def _unpark(session: PartitionSession, message: Message) -> None:
-    unpark(session, message)
-    session.lanes.finish(message)
-
-
-def unpark(session: PartitionSession, message: Message) -> None:
     """A redriven message is handled, so it is no longer parked; its key stays busy."""
-    ref = message.partition_id, message.offset
-    window = session.redrives.owners.pop(ref)
-    window.out.discard(ref)
+    window = leave_window(session, message)
     window.unstored += 1
-    session.acks.failing.forget(ref)
-    session.intake.held -= 1
-    offset_range = message.offset, message.offset + 1
-    change = Unpark(window.key, message.partition_id, (offset_range,))
+    change = Unpark(window.key, message.partition_id, ((message.offset, message.offset + 1),))
     session.parking.add(change, window=window.number)
 
 
 def on_failed(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
     """A handler has failed, or a program has given a message back."""
-    message = event.message
+    message, lanes = event.message, session.lanes
     ref = message.partition_id, message.offset
-    del session.lanes.in_hand[ref]
+    del lanes.in_hand[ref]
     suspects = session.suspects
     is_suspect = suspects is not None and suspects.is_present(message)
     if session.settings.ack is AckMode.BEFORE and is_own(session, message):
         session.output.notes.append(FailureOutcome(message, Treatment.LOST))
         session.acks.failing.forget(ref)
         session.intake.held -= 1
-        session.lanes.finish(message)
-    elif is_own(session, message):
-        later = session.lanes.take_back(message) if session.lanes.together else []
+        lanes.finish(message)
+    else:
+        later = lanes.take_back(message) if lanes.together and is_own(session, message) else []
         for each in later:
             session.acks.failing.forget((each.partition_id, each.offset))
         _fail(session, event, tuple(later), now_ms)
-    else:
-        _fail_redriven(session, event, now_ms)
     if is_suspect:
         end_suspect(session)
     take(session, now_ms, count=event.wanted, retries=event.wanted)
@@ -201,57 +190,63 @@ def on_failed(session: PartitionSession, event: MessageFailed, now_ms: int) -> N
 def _fail(
     session: PartitionSession, event: MessageFailed, later: tuple[Message, ...], now_ms: int
 ) -> None:
-    message, settings = event.message, session.settings
-    if not (session.tenure.is_live and now_ms < session.tenure.until_ms):
+    message, failure, notes = event.message, event.failure, session.output.notes
+    if not session.tenure.is_live and not is_own(session, message):
+        forget_redriven(session, message)
+        return
+    if is_own(session, message) and not session.tenure.keeps(now_ms):
         # The next owner hands it out; this try counts.
-        record_try(session, message, event.failure)
+        record_try(session, message, failure)
         session.make_ack_due(now_ms)
         session.intake.held -= 1 + len(later)
         if later:
             session.lanes.busy[message.key] = None
-            session.output.notes.append(FailureOutcome(message, Treatment.AGAIN, None, later))
+            notes.append(FailureOutcome(message, Treatment.AGAIN, None, later))
         return
-    has_order = bool(message.key) and not session.flights.is_shared
-    treatment = decide_treatment(
-        settings, attempt=message.attempt, has_order=has_order, is_asked=event.is_asked
-    )
-    if treatment is Treatment.PARKED and message.key in session.lanes.together:
-        # Its key is parked when the earlier messages that are in hand have ended.
-        session.lanes.last_failures[message.partition_id, message.offset] = event.failure
-        record_try(session, message, event.failure)
+    treatment = _treat(session, message, is_asked=event.is_asked)
+    pause = None
+    # A key is parked when the earlier messages of it that are in hand have ended.
+    is_parked_later = treatment is Treatment.PARKED and message.key in session.lanes.together
+    if treatment is Treatment.AGAIN or is_parked_later:
+        record_try(session, message, failure)
         make_ack_due(session, now_ms)
+    if is_parked_later:
+        session.lanes.last_failures[message.partition_id, message.offset] = failure
         session.lanes.wait(message, now_ms)
-        session.output.notes.append(FailureOutcome(message, treatment, None, later))
-        return
-    if treatment is not Treatment.AGAIN:
-        pause = set_aside(
-            session, message, treatment, event.failure, now_ms, asked_ms=event.asked_ms
-        )
-        session.output.notes.append(FailureOutcome(message, treatment, pause, later))
-        return
-    for each in later:
-        each.attempt += 1
-    record_try(session, message, event.failure)
-    make_ack_due(session, now_ms)
-    _wait(session, event, now_ms, later)
+    elif treatment is Treatment.AGAIN:
+        for each in later:
+            each.attempt += 1
+        pause = _wait(session, event, now_ms)
+    else:
+        pause = set_aside(session, message, treatment, failure, now_ms, asked_ms=event.asked_ms)
+    notes.append(FailureOutcome(message, treatment, pause, later))
+
+
+def _treat(session: PartitionSession, message: Message, *, is_asked: bool) -> Treatment:
+    return decide_treatment(
+        session.settings,
+        attempt=message.attempt,
+        has_order=bool(message.key),
+        is_asked=is_asked,
+    )
 
 
 def record_try(session: PartitionSession, message: Message, failure: Failure) -> None:
-    """Have the next ack request report a failed try of a message of this partition."""
-    acks = session.acks
+    """Name a message that has failed to operators. Of this partition, have the next ack request
+    report the try.
+    """
+    acks, own = session.acks, is_own(session, message)
     if session.settings.broadcast:  # no broker counts them
         return
-    acks.tries[message.offset] = message.attempt
-    acks.failing.record(message, failure, is_own=True)
+    if own:
+        acks.tries[message.offset] = message.attempt
+    acks.failing.record(message, failure, is_own=own)
 
 
-def _wait(
-    session: PartitionSession,
-    event: MessageFailed,
-    now_ms: int,
-    later: tuple[Message, ...] = (),
-) -> None:
-    """Let a failed message wait in place for its next try; its key stays busy."""
+def _wait(session: PartitionSession, event: MessageFailed, now_ms: int) -> int:
+    """Let a failed message wait in place for its next try; its key stays busy. Return the
+    milliseconds until then.
+    """
     message = event.message
     pause = pause_ms(
         session.settings, session.rng, attempt=message.attempt, asked_ms=event.asked_ms
@@ -262,41 +257,22 @@ def _wait(
         if event.holds_key:
             session.lanes.hold_key(message)
     session.lanes.wait(message, due_ms)
-    session.output.notes.append(FailureOutcome(message, Treatment.AGAIN, due_ms - now_ms, later))
-
-
-def _fail_redriven(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
-    message = event.message
-    window = session.redrives.owners[message.partition_id, message.offset]
-    if not session.tenure.is_live:
-        forget_redriven(session, message)
-        return
-    has_order = bool(message.key)
-    treatment = decide_treatment(
-        session.settings, attempt=message.attempt, has_order=has_order, is_asked=event.is_asked
-    )
-    if treatment is Treatment.AGAIN:
-        session.acks.failing.record(message, event.failure, is_own=False)
-        make_ack_due(session, now_ms)
-        _wait(session, event, now_ms)
-        return
-    del session.redrives.owners[message.partition_id, message.offset]
-    window.out.discard((message.partition_id, message.offset))
-    pause = set_redriven_aside(
-        session, window, message, treatment, event.failure, now_ms, asked_ms=event.asked_ms
-    )
-    session.output.notes.append(FailureOutcome(message, treatment, pause))
+    return due_ms - now_ms
 
 
 def forget_redriven(session: PartitionSession, message: Message) -> None:
     """A redriven message stays parked for the next owner."""
-    ref = message.partition_id, message.offset
-    window = session.redrives.owners.pop(ref)
-    window.out.discard(ref)
-    session.acks.failing.forget(ref)
-    session.intake.held -= 1
+    window = leave_window(session, message)
     if not window.out:
         session.redrives.end(window)
+
+
+def _leave_to_next_owner(session: PartitionSession, message: Message) -> None:
+    """The next owner hands a message out."""
+    if is_own(session, message):
+        session.intake.held -= 1
+    else:
+        forget_redriven(session, message)
 
 
 def on_hanging(session: PartitionSession, event: MessageHangs, now_ms: int) -> None:
@@ -338,16 +314,14 @@ def on_returned(session: PartitionSession, event: MessagesReturned, now_ms: int)
         is_together = message.key in lanes.together
         if is_together:
             lanes.leave(message)
-        if session.tenure.is_live and now_ms < session.tenure.until_ms:
+        if session.tenure.keeps(now_ms):
             if is_together or message.key in together:
                 together.setdefault(message.key, []).append(message)
             else:
                 lanes.again.append(message)
-        elif is_own(session, message):
-            session.acks.failing.forget((message.partition_id, message.offset))
-            session.intake.held -= 1
         else:
-            forget_redriven(session, message)
+            session.acks.failing.forget((message.partition_id, message.offset))
+            _leave_to_next_owner(session, message)
         suspects = session.suspects
         if suspects is not None and suspects.is_present(message):
             end_suspect(session)
@@ -367,9 +341,7 @@ def on_expired(session: PartitionSession, event: MessageExpired, now_ms: int) ->
     """The time in flight of a message that a program has left is over: a failed try."""
     message, offset = event.message, event.message.offset
     del session.lanes.in_hand[message.partition_id, offset]
-    treatment = decide_treatment(
-        session.settings, attempt=message.attempt, has_order=False, is_asked=False
-    )
+    treatment = _treat(session, message, is_asked=False)
     pause: int | None = 0
     if treatment is Treatment.AGAIN:
         session.acks.tries[offset] = message.attempt
@@ -412,7 +384,7 @@ def on_batch_handled(session: PartitionSession, event: BatchHandled, now_ms: int
         _ack_batch(session, batch, now_ms)
     else:
         for message in batch.messages:
-            unpark(session, message)
+            _unpark(session, message)
         finish_batch(session, batch)
     if event.wanted:
         take_batch(session, now_ms, retries=event.wanted)
@@ -473,25 +445,15 @@ def on_batch_failed(session: PartitionSession, event: BatchFailed, now_ms: int) 
     elif session.settings.ack is AckMode.BEFORE and is_own(session, first):
         session.output.notes.append(FailureOutcome(first, Treatment.LOST))
         _lose_batch(session, batch)
-    elif not (session.tenure.is_live and now_ms < session.tenure.until_ms):
-        _give_to_next_owner(session, batch, event, now_ms)
+    elif not session.tenure.keeps(now_ms):
+        _record_batch_try(session, batch.messages, event)
+        session.make_ack_due(now_ms)
+        for message in batch.messages:
+            _leave_to_next_owner(session, message)
     else:
         _fail_batch(session, batch, event, now_ms)
     if event.wanted:
         take_batch(session, now_ms, retries=event.wanted)
-
-
-def _give_to_next_owner(
-    session: PartitionSession, batch: MessageBatch, event: BatchFailed, now_ms: int
-) -> None:
-    """The next owner hands the messages out; this try counts."""
-    _record_batch_try(session, batch.messages, event)
-    session.make_ack_due(now_ms)
-    for message in batch.messages:
-        if is_own(session, message):
-            session.intake.held -= 1
-        else:
-            forget_redriven(session, message)
 
 
 def _record_batch_try(
@@ -499,11 +461,7 @@ def _record_batch_try(
 ) -> None:
     """A try of a batch is a try of each of its messages."""
     for message in messages:
-        failure = replace(event.failure, attempts=message.attempt)
-        if is_own(session, message):
-            record_try(session, message, failure)
-        else:
-            session.acks.failing.record(message, failure, is_own=False)
+        record_try(session, message, replace(event.failure, attempts=message.attempt))
 
 
 def _fail_batch(
@@ -556,22 +514,11 @@ def _set_one_aside(
     session: PartitionSession, message: Message, event: BatchFailed, now_ms: int
 ) -> None:
     """Set a message aside that has asked for another try together with others."""
-    lanes, redrives = session.lanes, session.redrives
-    ref = message.partition_id, message.offset
     failure = replace(event.failure, attempts=message.attempt)
-    treatment = decide_treatment(
-        session.settings, attempt=message.attempt, has_order=bool(message.key), is_asked=True
-    )
+    treatment = _treat(session, message, is_asked=True)
     if message.key:  # an earlier message of the batch may have freed it
-        lanes.busy.setdefault(message.key, None)
-    window = redrives.owners.pop(ref, None)
-    if window is None:
-        pause = set_aside(session, message, treatment, failure, now_ms, asked_ms=event.asked_ms)
-    else:
-        window.out.discard(ref)
-        pause = set_redriven_aside(
-            session, window, message, treatment, failure, now_ms, asked_ms=event.asked_ms
-        )
+        session.lanes.busy.setdefault(message.key, None)
+    pause = set_aside(session, message, treatment, failure, now_ms, asked_ms=event.asked_ms)
     session.output.notes.append(FailureOutcome(message, treatment, pause))
 
 
@@ -584,16 +531,13 @@ def on_batch_returned(session: PartitionSession, event: BatchReturned, now_ms: i
         return
     register(session.lanes, batches_of(session))
     stop_counting(session.lanes, batches_of(session), batch)
-    if session.tenure.is_live and now_ms < session.tenure.until_ms:
+    if session.tenure.keeps(now_ms):
         batch.count_try(-1)  # the next one is counted when it is handed out
         batches_of(session).wait(batch, now_ms)
         return
     session.acks.failing.forget(batch.ref)
     for message in batch.messages:
-        if is_own(session, message):
-            session.intake.held -= 1
-        else:
-            forget_redriven(session, message)
+        _leave_to_next_owner(session, message)
 
 
 # ── columns ───────────────────────────────────────────────────────────────────────────────────────
@@ -619,7 +563,7 @@ def on_columns_returned(session: PartitionSession, event: ColumnsReturned, now_m
     columns.in_hand = None
     if not event.is_try:
         part.attempt -= 1
-    if session.tenure.is_live and now_ms < session.tenure.until_ms:
+    if session.tenure.keeps(now_ms):
         columns.wait(part, now_ms + event.wait_ms)
     else:
         session.intake.held -= part.count

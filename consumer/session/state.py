@@ -85,6 +85,12 @@ class Tenure:
         """True while the session is not being handed over."""
         return self.phase is SessionPhase.SERVING or self.phase is SessionPhase.ACQUIRING
 
+    def keeps(self, now_ms: int) -> bool:
+        """Return True if what a worker gives back is handed out again here; otherwise the next
+        owner has it.
+        """
+        return self.is_live and now_ms < self.until_ms
+
     @property
     def cancel_due_ms(self) -> int:
         """When running handlers are cancelled, as long as the lease is not renewed."""

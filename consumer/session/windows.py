@@ -68,9 +68,11 @@ def set_aside(
     *,
     asked_ms: int | None = None,
 ) -> int | None:
-    """Set aside a message of this partition, which no worker has any more. Return the milliseconds
-    until its next try; None: there is none.
+    """Set aside a message, which no worker has any more. Return the milliseconds until its next
+    try; None: there is none.
     """
+    if not is_own(session, message):
+        return _keep_parked(session, message, treatment, failure, now_ms, asked_ms=asked_ms)
     parking, lanes, offset = session.parking, session.lanes, message.offset
     session.acks.tries.pop(offset, None)
     session.acks.failing.forget((message.partition_id, offset))
@@ -96,21 +98,18 @@ def set_aside(
     return pause
 
 
-def set_redriven_aside(
+def _keep_parked(
     session: PartitionSession,
-    window: Window,
     message: Message,
     treatment: Treatment,
     failure: Failure,
     now_ms: int,
     *,
-    asked_ms: int | None = None,
+    asked_ms: int | None,
 ) -> int | None:
     """Keep a redriven message parked, which has failed too often. Returns as `set_aside` does."""
-    parking, key = session.parking, window.key
-    where = (message.partition_id, ((message.offset, message.offset + 1),))
-    session.intake.held -= 1
-    session.acks.failing.forget((message.partition_id, message.offset))
+    parking, window = session.parking, leave_window(session, message)
+    key, where = window.key, (message.partition_id, ((message.offset, message.offset + 1),))
     window.unstored += 1
     if not is_loose(key):
         window.is_stopped = True
@@ -135,13 +134,21 @@ def set_redriven_aside(
 
 def _drop_window(session: PartitionSession, window: Window) -> None:
     """Drop the messages of a window that no worker has: they are parked."""
-    dropped = session.lanes.remove(
-        lambda other: session.redrives.owners.get((other.partition_id, other.offset)) is window
-    )
-    session.intake.held -= len(dropped)
-    for message in dropped:
-        window.out.discard((message.partition_id, message.offset))
-        del session.redrives.owners[message.partition_id, message.offset]
+    owners = session.redrives.owners
+    for message in session.lanes.remove(
+        lambda other: owners.get((other.partition_id, other.offset)) is window
+    ):
+        leave_window(session, message)
+
+
+def leave_window(session: PartitionSession, message: Message) -> Window:
+    """End a redriven message here, and return its window."""
+    ref = message.partition_id, message.offset
+    window = session.redrives.owners.pop(ref)
+    window.out.discard(ref)
+    session.acks.failing.forget(ref)
+    session.intake.held -= 1
+    return window
 
 
 def is_own(session: PartitionSession, message: Message) -> bool:
