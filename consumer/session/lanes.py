@@ -419,15 +419,15 @@ class Waiting(NamedTuple):
     message: Message
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class KeyLanes:
     """The waiting messages of one partition."""
 
-    is_ordered: bool = field(kw_only=True)
+    is_ordered: bool
     """False: no message waits for another, as if none had a key."""
-    batches: PartitionBatches | None = field(kw_only=True, default=None)
+    batches: PartitionBatches | None = None
     """For a handler of batches; None: messages are handed out one by one."""
-    columns: PartitionColumns | None = field(kw_only=True, default=None)
+    columns: PartitionColumns | None = None
     """For a program that takes columns; None: it takes messages."""
     stored: deque[ClosedBatch] = field(default_factory=deque)
     opened: deque[Message] = field(default_factory=deque)
@@ -696,18 +696,15 @@ class KeyLanes:
             return None
         return heapq.heappop(self.retries).message
 
-    def reopen(self) -> None:
-        """Put the messages that own their keys, and those that wait for them, back among the opened
-        ones, in the order of their offsets. Nothing is in hand.
+    def take_owned(self) -> list[Message]:
+        """Take the messages that own their keys, and those that wait for them. Their keys are
+        free.
         """
-        if not self.again:
-            return
-        back = list(self.again)
+        owned = list(self.again)
         for message in self.again:
-            if message.key:
-                back += self.busy.pop(message.key) or ()
+            owned += self.busy.pop(message.key, None) or ()
         self.again.clear()
-        self.put_back(back)
+        return owned
 
     def put_back(self, messages: list[Message]) -> None:
         """Put messages among the opened ones, in the order of their offsets."""

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from ...protocol.errors import CorruptBatchError
 from ...protocol.message import Message
+from ...protocol.parked import Failure, crash_failure
+from ...protocol.text import counted
 from ..settings import AckMode
 from .events import (
     ColumnsWanted,
@@ -37,7 +39,7 @@ from .lanes import (
 )
 from .offsets import ALONE_FROM, NEVER, SHARED_CRASHES_MAX, ranges_of
 from .state import CRASHES_MAX, PartitionSession, SuspectMessages, SuspectPhase
-from .windows import crash_of, divert, is_own, set_aside
+from .windows import divert, is_own, set_aside
 
 OPENED_MAX = 1_024
 """The largest number of messages of several batches that are opened for one run."""
@@ -72,35 +74,52 @@ def take(
         and _take_run(session, run, now_ms, is_limited=not together)
     ):
         return
-    if together and lanes.is_ordered:
-        _take_together(session, count, now_ms)
-        return
     is_due = bool(retries and lanes.retries) and lanes.retries[0].due_ms <= now_ms
-    if not (is_due or lanes.extra) and session.is_plain:
+    if not (together or is_due or lanes.extra) and session.is_plain:
         _take_plain(session, count, now_ms)
-        return
-    left = count
+    else:
+        _take_each(session, now_ms, left=count, retries=retries, together=together)
+
+
+def _take_each(
+    session: PartitionSession, now_ms: int, *, left: int, retries: int, together: bool
+) -> None:
+    """Hand out up to `left` messages, as `take` does, each with what else it needs."""
+    lanes = session.lanes
+    firsts: dict[bytes, Message] = {}
+    """Of the keys of which several messages are taken at once, the first that is handed out now."""
+
+    def hand_out(message: Message, first: Message | None = None) -> None:
+        nonlocal left
+        left -= 1
+        _hand_out(session, message, now_ms)
+        if first is not None:
+            lanes.join(first, message)
+        elif together and message.key and lanes.is_ordered and is_own(session, message):
+            firsts[message.key] = message
+            while left and (behind := lanes.take_behind(message)) is not None:
+                hand_out(behind, message)
+
     while retries and left and (message := take_due(session, now_ms)) is not None:
         if _is_late(session, message, now_ms):
             drop(session, message)
             continue
         retries -= 1
-        left -= 1
         message.attempt += 1
-        _hand_out(session, message, now_ms)
+        hand_out(message)
     while left and lanes.again:
-        left -= 1
-        _hand_out(session, lanes.again.popleft(), now_ms)
+        hand_out(lanes.again.popleft())
     while left and lanes.extra:
         message = lanes.extra.popleft()
         if lanes.claim(message):
-            left -= 1
-            _hand_out(session, message, now_ms)
+            hand_out(message)
     while left and (lanes.opened or open_next(session, now_ms)):
         message = lanes.opened.popleft()
-        if lanes.claim(message):
-            left -= 1
-            _hand_out(session, message, now_ms)
+        first = firsts.get(message.key)
+        if first is not None and lanes.busy[message.key] is None:
+            hand_out(message, first)
+        elif lanes.claim(message):
+            hand_out(message)
 
 
 def take_due(session: PartitionSession, now_ms: int) -> Message | None:
@@ -114,43 +133,6 @@ def take_due(session: PartitionSession, now_ms: int) -> Message | None:
             return message
         set_aside(session, message, Treatment.PARKED, failure, now_ms)
     return None
-
-
-def _take_together(session: PartitionSession, count: int, now_ms: int) -> None:
-    """Hand out messages, as `take` does, with as many later ones of their keys as possible."""
-    lanes, hand_out = session.lanes, session.output.hand_out
-    firsts: dict[bytes, Message] = {}
-    """The first message of each key that is handed out now."""
-
-    def hand_out_with_later(message: Message) -> None:
-        _hand_out(session, message, now_ms)
-        if not message.key or not is_own(session, message):
-            return
-        firsts[message.key] = message
-        while len(hand_out) < count and (behind := lanes.take_behind(message)) is not None:
-            lanes.join(message, behind)
-            _hand_out(session, behind, now_ms)
-
-    while len(hand_out) < count and (message := take_due(session, now_ms)) is not None:
-        message.attempt += 1
-        hand_out_with_later(message)
-    while len(hand_out) < count and lanes.again:
-        hand_out_with_later(lanes.again.popleft())
-    while len(hand_out) < count and lanes.extra:
-        message = lanes.extra.popleft()
-        if lanes.claim(message):
-            _hand_out(session, message, now_ms)
-    while len(hand_out) < count and (lanes.opened or open_next(session, now_ms)):
-        message = lanes.opened.popleft()
-        key = message.key
-        if key in firsts and lanes.busy[key] is None:
-            lanes.join(firsts[key], message)
-        elif lanes.claim(message):
-            if key:
-                firsts[key] = message
-        else:
-            continue
-        _hand_out(session, message, now_ms)
 
 
 def _take_plain(session: PartitionSession, count: int, now_ms: int) -> None:
@@ -177,6 +159,10 @@ def _take_plain(session: PartitionSession, count: int, now_ms: int) -> None:
 def _hand_out(session: PartitionSession, message: Message, now_ms: int) -> None:
     """Hand out a message whose key is its own."""
     ref = message.partition_id, message.offset
+    if session.is_plain:
+        session.lanes.in_hand[ref] = message
+        session.output.hand_out.append(message)
+        return
     if _is_late(session, message, now_ms):
         drop(session, message)
         return
@@ -317,15 +303,9 @@ def _note_flights(
         flights.begin_until_ms[message.offset] = stored.begin_until_ms
         crashes = flights.crashes.get(message.offset, 0)
         message.attempt += crashes
-        if crashes >= ALONE_FROM:
-            is_spent = crashes >= SHARED_CRASHES_MAX or message.attempt > session.settings.last_try
-            is_aside = is_spent and sets_aside(session.settings)
-            _note_crash(session, message, crashes, is_set_aside=is_aside)
-            if is_aside:
-                failure = crash_of(session, message, crashes, now_ms)
-                set_aside(session, message, Treatment.DEAD, failure, now_ms)
-                continue
-            name_crash(session, message, crashes, now_ms)
+        is_accused = crashes >= ALONE_FROM
+        if is_accused and _may_set_aside(session, message, crashes, SHARED_CRASHES_MAX, now_ms):
+            continue
         kept.append(message)
     return kept
 
@@ -341,7 +321,8 @@ def take_suspect(session: PartitionSession, suspects: SuspectMessages, now_ms: i
         due.attempt += 1
         _hand_out(session, due, now_ms)
         return True
-    lanes.reopen()
+    if lanes.again:
+        lanes.put_back(lanes.take_owned())
     while lanes.opened or open_next(session, now_ms):
         message = lanes.opened[0]
         if _is_over(session, suspects, now_ms):
@@ -350,18 +331,8 @@ def take_suspect(session: PartitionSession, suspects: SuspectMessages, now_ms: i
         if not lanes.claim(message):
             continue
         crashes = suspects.crashes.get(message.offset, 0)
-        is_spent = crashes >= CRASHES_MAX or (
-            crashes > 0 and message.attempt > session.settings.last_try
-        )
-        is_aside = is_spent and sets_aside(session.settings)
-        if crashes:
-            _note_crash(session, message, crashes, is_set_aside=is_aside)
-        if is_aside:
-            failure = crash_of(session, message, crashes, now_ms)
-            set_aside(session, message, treat_crash(session, message), failure, now_ms)
+        if crashes and _may_set_aside(session, message, crashes, CRASHES_MAX, now_ms):
             continue
-        if crashes:
-            name_crash(session, message, crashes, now_ms)
         suspects.begin(message)
         session.output.requests.append(TakeTurn())
         return True
@@ -384,25 +355,46 @@ def _is_over(session: PartitionSession, suspects: SuspectMessages, now_ms: int) 
     return suspects.is_over(first, now_ms, first_queued=min(queued, default=NEVER))
 
 
+def _may_set_aside(
+    session: PartitionSession, message: Message, crashes: int, crashes_max: int, now_ms: int
+) -> bool:
+    """Set a message aside that has ended its process too often, unless the policy blocks. Return
+    True if it is.
+    """
+    settings = session.settings
+    is_spent = crashes >= crashes_max or message.attempt > settings.last_try
+    is_set_aside = is_spent and sets_aside(settings)
+    failure = _note_crash(session, message, crashes, now_ms, is_set_aside=is_set_aside)
+    if is_set_aside:
+        row = TABLE[settings.failure_policy, settings.consume_strategy]
+        is_parked = row.after is Treatment.PARKED and message.key
+        treatment = Treatment.PARKED if is_parked else Treatment.DEAD
+        set_aside(session, message, treatment, failure, now_ms)
+    return is_set_aside
+
+
 def _note_crash(
-    session: PartitionSession, message: Message, crashes: int, *, is_set_aside: bool
-) -> None:
+    session: PartitionSession,
+    message: Message,
+    crashes: int,
+    now_ms: int,
+    *,
+    is_set_aside: bool = False,
+) -> Failure:
+    """Name a message that has ended processes in the log, and to operators until it is handled.
+    Return its failure.
+    """
     note = Note(NoteKind.CRASHED, message.offset, crashes, message, is_set_aside)
     session.output.notes.append(note)
-
-
-def name_crash(session: PartitionSession, message: Message, crashes: int, now_ms: int) -> None:
-    """Name a message that has ended processes to operators until it is handled."""
-    failure = crash_of(session, message, crashes, now_ms)
-    session.acks.failing.record(message, failure, is_own=True)
-    session.let_acks_linger(now_ms)
-
-
-def treat_crash(session: PartitionSession, message: Message) -> Treatment:
-    """Return what becomes of a message that has ended processes."""
-    settings = session.settings
-    row = TABLE[settings.failure_policy, settings.consume_strategy]
-    return Treatment.PARKED if row.after is Treatment.PARKED and message.key else Treatment.DEAD
+    failure = crash_failure(
+        counted(crashes, "time"),
+        at_ms=session.tenure.epoch_ms + now_ms,
+        attempts=message.attempt - 1,
+    )
+    if not is_set_aside:
+        session.acks.failing.record(message, failure, is_own=True)
+        session.let_acks_linger(now_ms)
+    return failure
 
 
 def on_turn(session: PartitionSession, now_ms: int) -> None:
@@ -487,7 +479,7 @@ def take_batch(session: PartitionSession, now_ms: int, *, retries: int) -> None:
     if _waits_for_ack(session, batches):
         return
     register(session.lanes, batches)
-    _requeue_owned(session, batches)
+    _put_first(session, batches, session.lanes.take_owned())
     expire_fill(session, now_ms)
     batch = _take_due_batch(session, batches, now_ms) if retries else None
     if batch is None:
@@ -552,20 +544,6 @@ def finish_batch(session: PartitionSession, batch: MessageBatch) -> None:
             waiting += queue
     if waiting:
         _put_first(session, batches, waiting)
-
-
-def _requeue_owned(session: PartitionSession, batches: PartitionBatches) -> None:
-    """Put back messages that own their keys, and those that wait for them, which were left by a
-    message that was handed out alone.
-    """
-    lanes = session.lanes
-    if not lanes.again:
-        return
-    messages = list(lanes.again)
-    for message in lanes.again:
-        messages += lanes.busy.pop(message.key, None) or ()
-    lanes.again.clear()
-    _put_first(session, batches, messages)
 
 
 def _put_first(
@@ -709,13 +687,11 @@ def _queue_busy(
 
 def _without_late(session: PartitionSession, messages: list[Message], now_ms: int) -> list[Message]:
     """Forget messages of a shared group whose time to begin is over, and return the others."""
-    flights = session.flights
-    if not flights.is_shared:
+    if not session.flights.is_shared:
         return messages
     kept = []
     for message in messages:
-        is_late = now_ms >= flights.begin_until_ms.get(message.offset, NEVER)
-        if is_late and is_own(session, message):
+        if _is_late(session, message, now_ms):
             drop(session, message)
         else:
             kept.append(message)
@@ -766,7 +742,7 @@ def on_columns_wanted(session: PartitionSession, _event: ColumnsWanted, now_ms: 
         return
     if columns.again is not None:
         columns.begin(columns.again)
-    elif suspects is not None and not _is_over_for_columns(session, suspects, now_ms):
+    elif suspects is not None and not _is_over(session, suspects, now_ms):
         if suspects.message is None and _has_rows(session, now_ms):
             _begin_alone(session, suspects, now_ms)
     elif _has_rows(session, now_ms):
@@ -819,12 +795,6 @@ def _has_rows(session: PartitionSession, now_ms: int) -> bool:
 
 
 # ── suspects ──────────────────────────────────────────────────────────────────────────────────────
-def _is_over_for_columns(session: PartitionSession, suspects: SuspectMessages, now_ms: int) -> bool:
-    stored = session.lanes.stored
-    first = stored[0].ranges[0][0] if stored else session.offsets.next_offset
-    return suspects.is_over(first, now_ms, first_queued=NEVER)
-
-
 def _begin_alone(session: PartitionSession, suspects: SuspectMessages, now_ms: int) -> None:
     """Make the next rows the present suspect: of a part that has ended its process, a smaller
     one.
@@ -839,7 +809,6 @@ def _begin_alone(session: PartitionSession, suspects: SuspectMessages, now_ms: i
         part.crashes = suspects.crashes[first]
         message = part.batches[0].open()[0]
         message.attempt += part.crashes
-        session.output.notes.append(Note(NoteKind.CRASHED, first, part.crashes, message))
-        name_crash(session, message, part.crashes, now_ms)
+        _note_crash(session, message, part.crashes, now_ms)
     suspects.begin(part)
     session.output.requests.append(TakeTurn())

@@ -156,15 +156,6 @@ def is_own(session: PartitionSession, message: Message) -> bool:
     return (message.partition_id, message.offset) not in session.redrives.owners
 
 
-def crash_of(session: PartitionSession, message: Message, crashes: int, now_ms: int) -> Failure:
-    """Return the failure of a message that has ended processes."""
-    return crash_failure(
-        counted(crashes, "time"),
-        at_ms=session.tenure.epoch_ms + now_ms,
-        attempts=message.attempt - 1,
-    )
-
-
 def on_listed(session: PartitionSession, event: KeysListed, now_ms: int) -> None:
     """The broker has listed the parked keys."""
     parking, redrives = session.parking, session.redrives

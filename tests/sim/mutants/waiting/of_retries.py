@@ -130,7 +130,7 @@ def handled_retries_stay(patches: Patches) -> None:
         if isinstance(window.key, int):
             windows.on_stored(session, session.parking._others.pop(), 0)
 
-    real = patches.set(outcomes, "unpark", unpark)
+    real = patches.set(outcomes, "_unpark", unpark)
 
 
 def retries_never_end(patches: Patches) -> None:
