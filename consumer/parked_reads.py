@@ -60,8 +60,7 @@ from ..rpc.connections import Connections
 from .ancestors import Ancestors, inherits_loose
 from .delivery.copied import copied_delivery
 from .delivery.decode import decode_messages
-from .session.events import AncestorLeft, KeysListed, SourceUnreadable, WindowRead
-from .session.ready import ReadWindow
+from .session.events import AncestorLeft, KeysListed, ReadWindow, SourceUnreadable, WindowRead
 from .session.state import PartitionSession
 from .shell_owner import ShellOwner
 

@@ -64,37 +64,34 @@ from .parked_reads import ParkedReads
 from .progress import Position, PullProgress
 from .session.events import (
     CallFailed,
+    CancelHandlers,
     Event,
+    FailureOutcome,
+    FindBroker,
     FlightsPulled,
     LeaseGranted,
+    LeaveAncestor,
+    LeaveTurn,
     MessageHangs,
+    Note,
+    NoteKind,
     Paused,
     Pulled,
+    ReadWindow,
     ReleaseAllowed,
+    Request,
+    SendChanges,
     SettingsStored,
     Stopped,
+    TakeTurn,
     Tick,
     TurnTaken,
     WorkersFree,
 )
-from .session.ready import (
-    CancelHandlers,
-    FailureOutcome,
-    FindBroker,
-    LeaveAncestor,
-    LeaveTurn,
-    Note,
-    NoteKind,
-    ReadWindow,
-    Request,
-    SendChanges,
-    TakeTurn,
-)
-from .session.setting_aside import is_own
-from .session.state import PartitionSession
+from .session.offsets import NEVER
+from .session.state import CAREFUL_MS, PartitionSession
 from .session.step import step
-from .session.suspects import CAREFUL_MS
-from .session.tenure import NEVER
+from .session.windows import is_own
 from .settings import AckMode, ConsumerSettings
 from .shell_owner import ShellOwner
 from .unreached_brokers import NO_CONNECTION

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from ...protocol.message import Message
 from ...protocol.text import counted
 from ..log_names import message_name
-from ..session.events import BatchFailed, MessageFailed
+from ..session.events import BatchFailed, FailureOutcome, MessageFailed
 from ..session.failure import Treatment
-from ..session.ready import FailureOutcome
 from .failing import FailureRecords
 from .handler_log import HandlerLog, LogLine
 from .not_acked import Retry, only_retry

@@ -54,6 +54,7 @@ from ..log_names import consumer_name
 from ..session.events import (
     AckedLate,
     ColumnsReturned,
+    FailureOutcome,
     MessageExpired,
     MessageFailed,
     MessagesHandled,
@@ -64,7 +65,6 @@ from ..session.events import (
     WorkWanted,
 )
 from ..session.failure import Treatment
-from ..session.ready import FailureOutcome
 from ..settings import AckMode
 from .arrow import ArrowBatch, take_arrow
 from .failed_attempts import log_line

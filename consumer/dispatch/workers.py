@@ -34,7 +34,7 @@ from ...protocol.message import Message
 from ...protocol.text import format_seconds
 from ...rpc.race import start_task
 from ..log_names import message_name
-from ..session.ready import FailureOutcome
+from ..session.events import FailureOutcome
 from ..settings import AckMode
 from .failed_attempts import FailedAttempts, log_line
 from .failing import FailureRecords

@@ -29,8 +29,7 @@ from ...rpc.client import MetaClient
 from ...rpc.connections import Connections
 from ...rpc.race import start_task
 from ..log_names import partition_name
-from ..reading.lineage_order import LineageOrder
-from ..reading.replacing_rows import ReplacingRows
+from ..reading.lineage_order import LineageOrder, ReplacingRows
 from .membership import GrantHolder, Member
 
 log = logging.getLogger("keylane.consumer")

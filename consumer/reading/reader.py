@@ -20,9 +20,10 @@ from typing import Generic, Self
 from ...protocol import endpoints
 from ...protocol.address import parse_addresses
 from ...protocol.backoff import Backoff, Pauses
-from ...protocol.codecs.codec import Codec, V
+from ...protocol.codecs.codec import Codec, V, check_codec
 from ...protocol.control import TimeBound
 from ...protocol.errors import (
+    ConfigError,
     FilterError,
     NotSentError,
     OffsetOutOfRangeError,
@@ -37,14 +38,13 @@ from ...protocol.limits import READ_GIVE_UP_MS
 from ...protocol.message import Message, encode_key
 from ...protocol.operations import PartitionHistory
 from ...protocol.routing import Partition
-from ...protocol.settings import whole
+from ...protocol.settings import check_no_problems, flag_problems, is_within, whole
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections, clean_up, gather_limited
 from ...rpc.environment import Environment, environment_of
 from ...rpc.loop_binding import LoopBoundClient
 from ..delivery.filter import MessageFilter
-from .arguments import check_arguments
 from .bounds import (
     Bound,
     BoundKind,
@@ -55,17 +55,82 @@ from .bounds import (
     start_bound,
     stop_bound,
 )
-from .lineage_order import LineageOrder
-from .open_reads import POLL_MS, OpenReads
+from .lineage_order import LineageOrder, ReplacingRows
 from .patience import TRANSIENT_ERRORS, Failures, FailureTracker
-from .read_messages import read_messages
-from .replacing_rows import ReplacingRows
+from .reads import POLL_MS, OpenReads, read_messages
 
 log = logging.getLogger("keylane.consumer")
 
 CHUNK_BYTES = 1 << 20
 CHUNKS_MAX = 8
 """The number of partitions that are read at once; each replies with about CHUNK_BYTES."""
+
+
+_DEFERRED_KINDS = (
+    inspect.iscoroutinefunction,
+    inspect.isgeneratorfunction,
+    inspect.isasyncgenfunction,
+)
+"""The kinds of functions that return a truthy object when called, without running their body."""
+
+
+def check_arguments(
+    *, key: object, partition: object, where: object, follow: object, codec: Codec[V] | None
+) -> None:
+    """Check a reader's arguments other than `start` and `stop`. Raises ConfigError."""
+    check_no_problems(flag_problems(follow=follow))
+    if codec is not None:
+        check_codec(codec)
+    if key is not None and (not isinstance(key, bytes | str) or not key):
+        raise ConfigError(f"key must be non-empty bytes or text, not {key!r:.40}")
+    if partition is not None and not is_within(partition, 1, 2**63 - 1):
+        raise ConfigError(f"partition must be a partition id, 1 or higher, not {partition!r:.40}")
+    if where is not None and (
+        not callable(where) or any(is_kind(where) for is_kind in _DEFERRED_KINDS)
+    ):
+        raise ConfigError(f"where must be a synchronous function of a message, not {where!r:.60}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted(Generic[V]):
+    """What a program wants to read."""
+
+    subject: str
+    start: Bound
+    stop: Bound
+    follows: bool
+    key: bytes | None
+    partition: int | None
+    tags: MessageFilter | None
+    where: Callable[[Message[V]], bool] | None
+
+    def matches(self, message: Message[V]) -> bool:
+        """Return True if a message is wanted. Raises FilterError."""
+        if self.key is not None and message.key != self.key:
+            return False
+        if self.tags is not None and self.tags.rejects(message):
+            return False
+        if self.where is None:
+            return True
+        try:
+            result: object = self.where(message)
+        except Exception as error:
+            raise _filter_error(message, f"{type(error).__name__}: {error}") from error
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise _filter_error(message, "it is async")
+        return bool(result)
+
+
+def _filter_error(message: Message[V], why: str) -> FilterError:
+    return FilterError(
+        Reason.READER_WHERE,
+        f"the reader's `where` failed for message {message.offset} of partition "
+        f"{message.partition_id}: {why:.200}",
+        partition_id=message.partition_id,
+        offset=message.offset,
+    )
 
 
 @dataclass(slots=True)
@@ -158,16 +223,16 @@ class Reader(LoopBoundClient, Generic[V]):
         check_arguments(key=key, partition=partition, where=where, follow=follow, codec=codec)
         self._environment = environment_of(_environment)
         now_ms = self._environment.clock.wall_ms()
-        self._start = start_bound(start, partition=partition, now_ms=now_ms)
-        self._follow = follow and stop is None
-        self._stop = stop_bound(
-            "latest" if stop is None else stop, partition=partition, now_ms=now_ms
+        self._wanted: _Wanted[V] = _Wanted(
+            subject=subject,
+            start=start_bound(start, partition=partition, now_ms=now_ms),
+            stop=stop_bound("latest" if stop is None else stop, partition=partition, now_ms=now_ms),
+            follows=follow and stop is None,
+            key=None if key is None else encode_key(key),
+            partition=partition,
+            tags=None if tags is None else MessageFilter(tags),
+            where=where,
         )
-        self._subject = subject
-        self._key = None if key is None else encode_key(key)
-        self._partition = partition
-        self._tags = None if tags is None else MessageFilter(tags)
-        self._where = where
         self._codec = codec
         self._call_timeout_ms = call_timeout_ms
         self._connections = Connections(
@@ -184,16 +249,15 @@ class Reader(LoopBoundClient, Generic[V]):
     def _reset(self) -> None:
         self._lineage = LineageOrder()
         self._replacing_rows = ReplacingRows()
-        self._replacing_ids = self._replacing_rows.ids
         self._read_states: dict[int, _ReadState] = {}
         self._buffer: deque[Message[V]] = deque()
         self._positions: dict[int, int] = {}
-        self._failures = FailureTracker(self._subject, follows=self._follow)
+        self._failures = FailureTracker(self._wanted.subject, follows=self._wanted.follows)
         self._open_reads = OpenReads(self._environment.clock)
 
     def __repr__(self) -> str:
         where, state = ", ".join(self._addresses), self._connections.loop_binding.state
-        return f"<Reader of {self._subject} at {where}, {state}>"
+        return f"<Reader of {self._wanted.subject} at {where}, {state}>"
 
     async def __aenter__(self) -> Self:
         """
@@ -266,46 +330,20 @@ class Reader(LoopBoundClient, Generic[V]):
                 loop.
         """
         self._connections.loop_binding.check()
+        replacing = self._replacing_rows
         while True:
             while self._buffer:
                 message = self._buffer.popleft()
                 self._positions[message.partition_id] = message.offset + 1
-                if self._matches_filter(message):
+                if replacing.ids and replacing.is_source_read(message, self._was_read):
+                    continue
+                if self._wanted.matches(message):
                     return message
             if not await self._fill():
                 raise StopAsyncIteration
 
-    def _matches_filter(self, message: Message[V]) -> bool:
-        if self._key is not None and message.key != self._key:
-            return False
-        if self._replacing_ids and self._replacing_rows.is_source_read(message, self._was_read):
-            return False
-        if self._tags is not None and self._tags.rejects(message):
-            return False
-        if self._where is None:
-            return True
-        try:
-            result: object = self._where(message)
-        except Exception as error:
-            raise self._filter_error(message, f"{type(error).__name__}: {error}") from error
-        if inspect.isawaitable(result):
-            if inspect.iscoroutine(result):
-                result.close()
-            raise self._filter_error(message, "it is async")
-        return bool(result)
-
     def _was_read(self, partition_id: int, _start: int, end: int) -> bool:
         return end <= self._positions.get(partition_id, 0)
-
-    @staticmethod
-    def _filter_error(message: Message[V], why: str) -> FilterError:
-        return FilterError(
-            Reason.READER_WHERE,
-            f"the reader's `where` failed for message {message.offset} of partition "
-            f"{message.partition_id}: {why:.200}",
-            partition_id=message.partition_id,
-            offset=message.offset,
-        )
 
     # ── partitions ────────────────────────────────────────────────────────────────────────────────
     async def _locate_start(self) -> None:
@@ -328,23 +366,27 @@ class Reader(LoopBoundClient, Generic[V]):
         }
         self._positions |= {
             partition_id: offset
-            for partition_id, offset in self._start.offsets.items()
+            for partition_id, offset in self._wanted.start.offsets.items()
             if partition_id not in self._read_states
         }  # offsets in partitions whose data is gone: rows may have replaced their messages
-        if not self._follow:
+        if not self._wanted.follows:
             self._finish_ended()
 
     async def _build_read_states(self) -> list[_ReadState] | PartitionUnknownError:
         """Return the read state of each known partition, or the error of a partition that
         disappeared since the history was fetched.
         """
-        route = await self._meta.route(self._subject)
-        key = None if route.may_reroute_keys else self._key
-        self._lineage = LineageOrder(key=key, partition=self._partition)
-        history = (await self._meta.call(endpoints.HISTORY, subject=self._subject)).partitions
+        route = await self._meta.route(self._wanted.subject)
+        key = None if route.may_reroute_keys else self._wanted.key
+        self._lineage = LineageOrder(key=key, partition=self._wanted.partition)
+        history = (
+            await self._meta.call(endpoints.HISTORY, subject=self._wanted.subject)
+        ).partitions
         ids = {int(entry.partition.partition_id) for entry in history}
         requested_ids = (
-            set(self._start.offsets) | set(self._stop.offsets) | ({self._partition} - {None})
+            set(self._wanted.start.offsets)
+            | set(self._wanted.stop.offsets)
+            | ({self._wanted.partition} - {None})
         )
         unknown_ids = [
             partition_id
@@ -353,9 +395,9 @@ class Reader(LoopBoundClient, Generic[V]):
         ]
         for partition_id in sorted(unknown_ids):
             raise PartitionUnknownError(
-                f"subject {self._subject!r} has no partition {partition_id}",
+                f"subject {self._wanted.subject!r} has no partition {partition_id}",
                 partition_id=partition_id,
-                subject=self._subject,
+                subject=self._wanted.subject,
             )
         self._update_lineage(history)
         unread_partitions = [
@@ -368,16 +410,20 @@ class Reader(LoopBoundClient, Generic[V]):
         except PartitionUnknownError as error:
             if error.partition_id is None:
                 raise
-            history = (await self._meta.call(endpoints.HISTORY, subject=self._subject)).partitions
+            history = (
+                await self._meta.call(endpoints.HISTORY, subject=self._wanted.subject)
+            ).partitions
             if any(
                 entry.partition.partition_id == error.partition_id and not entry.is_gone
                 for entry in history
             ):
                 raise
             return error
-        ranges = ranges_to_read(self._start, self._stop, offsets, self._lineage.parents)
+        ranges = ranges_to_read(
+            self._wanted.start, self._wanted.stop, offsets, self._lineage.parents
+        )
         return [
-            _ReadState(stored.partition, begin, None if self._follow else end)
+            _ReadState(stored.partition, begin, None if self._wanted.follows else end)
             for stored, (begin, end) in zip(offsets, ranges, strict=True)
         ]
 
@@ -389,27 +435,27 @@ class Reader(LoopBoundClient, Generic[V]):
             SubjectDeletedError: they belong to a later subject of the same name.
             PartitionUnknownError: the messages of `partition` are gone.
         """
-        self._lineage.check_subject(self._subject, history)
+        self._lineage.check_subject(self._wanted.subject, history)
         self._replacing_rows.update(filter(self._lineage.is_wanted, history))
         self._report_gone(self._lineage.update(history))
 
     def _report_gone(self, unreadable: list[PartitionHistory]) -> None:
         for entry in unreadable:
             partition_id = entry.partition.partition_id
-            if self._partition is not None:
+            if self._wanted.partition is not None:
                 raise self._data_gone_error(int(partition_id))
             if entry.lost:
                 log.warning(
                     "partition %d of %s was on a lost disk; its messages are skipped",
                     partition_id,
-                    self._subject,
+                    self._wanted.subject,
                 )
 
     def _data_gone_error(self, partition_id: int) -> PartitionUnknownError:
         return PartitionUnknownError(
             f"the messages of partition {partition_id} are gone",
             partition_id=partition_id,
-            subject=self._subject,
+            subject=self._wanted.subject,
         )
 
     async def _fetch_offsets(self, partition: Partition) -> OffsetLookup:
@@ -430,7 +476,7 @@ class Reader(LoopBoundClient, Generic[V]):
             )
             return found_offset.offset
 
-        start_at, stop_at = await at_time(self._start), await at_time(self._stop)
+        start_at, stop_at = await at_time(self._wanted.start), await at_time(self._wanted.stop)
         return OffsetLookup(partition, status.first_offset, status.next_offset, start_at, stop_at)
 
     def _finish_ended(self) -> None:
@@ -452,10 +498,12 @@ class Reader(LoopBoundClient, Generic[V]):
             The error if no metaserver replied, in which case the known partitions are still read;
             None otherwise.
         """
-        if not (self._follow and self._lineage.lacks_children):
+        if not (self._wanted.follows and self._lineage.lacks_children):
             return None
         try:
-            history = (await self._meta.call(endpoints.HISTORY, subject=self._subject)).partitions
+            history = (
+                await self._meta.call(endpoints.HISTORY, subject=self._wanted.subject)
+            ).partitions
         except UnreachableError as error:
             return error
         self._add_partitions(history)
@@ -488,7 +536,7 @@ class Reader(LoopBoundClient, Generic[V]):
             self._connections.check()  # another task may close it
             metaserver_error = await self._fetch_children()
             readable = self._readable()
-            if not readable and not (self._follow and self._lineage.lacks_children):
+            if not readable and not (self._wanted.follows and self._lineage.lacks_children):
                 return False
             failures = await self._read_chunks(readable)
             if metaserver_error is not None:
@@ -499,7 +547,7 @@ class Reader(LoopBoundClient, Generic[V]):
                 await self._wait_for_servers(now_ms)
                 continue
             self._pauses.reset()
-            if self._follow and not self._buffer:
+            if self._wanted.follows and not self._buffer:
                 await self._wait_for_messages()
         return True
 
@@ -577,12 +625,14 @@ class Reader(LoopBoundClient, Generic[V]):
         """
         metaserver_error: UnreachableError | None = None
         try:
-            history = (await self._meta.call(endpoints.HISTORY, subject=self._subject)).partitions
+            history = (
+                await self._meta.call(endpoints.HISTORY, subject=self._wanted.subject)
+            ).partitions
         except UnreachableError as error:
             metaserver_error = error  # unknown whether messages that a broker lacks are gone
         else:
-            self._lineage.check_subject(self._subject, history)
-            if self._follow:
+            self._lineage.check_subject(self._wanted.subject, history)
+            if self._wanted.follows:
                 self._add_partitions(history)  # rows may have replaced messages that are gone
             if self._refresh_partitions(history):
                 return
@@ -623,12 +673,12 @@ class Reader(LoopBoundClient, Generic[V]):
         """
         partition_id = int(entry.partition.partition_id)
         if entry.end_offset is None or state.next_offset < entry.end_offset:
-            if self._partition is not None:
+            if self._wanted.partition is not None:
                 raise self._data_gone_error(partition_id)
             log.warning(
                 "partition %d of %s %s: its messages from offset %d on are skipped",
                 partition_id,
-                self._subject,
+                self._wanted.subject,
                 "was on a disk that is lost" if entry.lost else "has expired",
                 state.next_offset,
             )
@@ -651,7 +701,11 @@ class Reader(LoopBoundClient, Generic[V]):
         assert isinstance(reply, Batches)
         if payload:
             messages: list[Message[V]] = read_messages(
-                payload, offset, subject=self._subject, partition=state.partition, codec=self._codec
+                payload,
+                offset,
+                subject=self._wanted.subject,
+                partition=state.partition,
+                codec=self._codec,
             )
             self._buffer.extend(
                 messages if state.end is None else messages[: max(state.end - offset, 0)]
@@ -684,7 +738,7 @@ class Reader(LoopBoundClient, Generic[V]):
         log.warning(
             "partition %d of %s: %s removed by retention before the reader got to them",
             state.partition.partition_id,
-            self._subject,
+            self._wanted.subject,
             counted(first - state.next_offset, "message was", "messages were"),
         )
         state.next_offset = self._positions[int(state.partition.partition_id)] = first

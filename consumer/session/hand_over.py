@@ -12,12 +12,10 @@ from __future__ import annotations
 
 from ...protocol.frames import Release
 from ..settings import AckMode
-from .broadcast import ack_here
-from .ready import CancelHandlers, Note, NoteKind
-from .state import PartitionSession
-from .suspects import NOT_BEGUN
+from .events import CancelHandlers, Note, NoteKind
+from .offsets import NEVER
+from .state import NOT_BEGUN, PartitionSession, SessionPhase
 from .taking import end_suspect
-from .tenure import NEVER, SessionPhase
 
 
 def stop(session: PartitionSession, grace_ms: int, now_ms: int) -> None:
@@ -121,3 +119,14 @@ def proceed(session: PartitionSession, now_ms: int) -> None:
     elif is_flushed and not slot.is_in_flight:
         slot.is_in_flight = True
         session.output.requests.append(Release(*tenure.lease))
+
+
+def ack_here(session: PartitionSession) -> None:
+    """Ack what is handled."""
+    acks = session.acks
+    acks.due_ms = NEVER
+    acks.handled.retract()  # what could not be acked before
+    while acks.handled:
+        for start, end in acks.handled.take():
+            session.offsets.ack(start, end)
+        acks.handled.confirm()

@@ -1,40 +1,185 @@
-"""Tracks which offsets of a partition are pulled, and which are handled and not acked yet. Pure.
+"""Which offsets of a partition are pulled, in flight, failing, handled and acked. Pure.
 
     PullOffsets     begin at the cursor ─▶ take: the offsets of a batch that are new ─▶ … ─▶ the end
+    Flights         in a shared group: handed over by the broker for `in_flight_ms` ─▶ may begin
+                    within two thirds of it ─▶ in hand: renewed every sixth ─▶ handled, or failed:
+                    it waits here, and is not renewed
+                      ╰─ left by a loop without an ack: not renewed ─▶ after nine tenths a
+                         failed try
+    FailingMessages fails, and is tried again in place; hangs in its handler ─▶ known ─▶ each ack
+                    names the oldest ─▶ handled, set aside, or given to the next owner ─▶ forgotten
     HandledOffsets  add ─▶ take: the lowest ranges are in flight ─▶ confirm, or retract
+    PendingAcks     what the next ack request says, and when it is due
 
 Invariants
     The next offset only rises, and passes no message that is neither pulled, acked nor removed.
     A handled offset leaves only when the broker has confirmed it. Each request has the lowest
     handled offsets, so the cursor rises in whatever order handlers end.
+    What a request reported is dropped only when the broker has stored it: offsets, failed tries,
+    begun suspects. Each request names the oldest message that fails or hangs, if there is one: from
+    its first failure on until its ack leaves. A redriven message, which blocks nothing but its own
+    key, is named only if there is no other.
+    In a shared group nothing is pulled that would wait here while another consumer may be free. No
+    handler begins with a message after two thirds of its time, because another consumer may soon
+    have it. What a handler has is renewed, and is not handed out here a second time.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
+
 from ...protocol.errors import OutcomeUnknownError
+from ...protocol.frames import Ack
+from ...protocol.ids import MAX_I64
 from ...protocol.message import Message
 from ...protocol.offsets import AckedOffsets, IntervalSet, Range
+from ...protocol.parked import FailingMessage, Failure, failing_message
+from ...protocol.text import key_digest
+
+NEVER = MAX_I64
+"""A time that does not come."""
+Lease = tuple[int, str, str, int]
+"""Partition id, group, session and token, as requests name them."""
+Ref = tuple[int, int]
+"""The partition that stores a message, and its offset."""
+SECOND_MS = 1_000
+
+
+class PullSize:
+    """
+    The free workers of a consumer, and how fast it handles one partition's messages.
+
+    Args:
+        by_hand: True if a program takes messages, which counts as handling them: it may ack many of
+            them later, at once.
+    """
+
+    __slots__ = ("_by_hand", "_finished", "_rate", "_since_ms", "free", "received")
+
+    def __init__(self, *, by_hand: bool = False) -> None:
+        self._by_hand = by_hand
+        self.free = 0
+        """How many messages free workers of the consumer can begin; negative: how many wait for a
+        worker.
+        """
+        self.received = 0
+        """How many messages were pulled."""
+        self._since_ms = 0
+        """When the present second began."""
+        self._finished = 0
+        """How many messages were handled by then."""
+        self._rate = 0
+        """How many messages were handled in the second before."""
+
+    def decide(self, held: int, in_hand: int, limit: int, now_ms: int) -> int:
+        """
+        Return how many messages to pull now; 0: none.
+
+        Args:
+            held: how many messages have not ended.
+            in_hand: how many of them workers or the program have.
+            limit: how many may be held.
+        """
+        finished = self.received - held + (in_hand if self._by_hand else 0)
+        elapsed_ms = now_ms - self._since_ms
+        if elapsed_ms >= SECOND_MS:
+            self._rate = max(0, finished - self._finished) * SECOND_MS // elapsed_ms
+            self._since_ms, self._finished = now_ms, finished
+        ahead = max(self._rate, finished - self._finished)
+        size = min(limit - held, self.free + ahead)
+        is_worth_it = self.free > 0 or 0 < ahead // 2 <= size
+        return max(0, size) if is_worth_it else 0
+
+
+RENEWALS_PER_FLIGHT = 6
+ALONE_FROM = 2
+"""After this many ended processes the broker hands a message out alone."""
+SHARED_CRASHES_MAX = 3
+"""After this many ended processes, of which the last had it alone, a message is set aside."""
+EXPIRED_MAX = 100_000
+"""The number of messages whose late acks count."""
+
+
+class Flights:
+    """The messages of one partition of a shared group that are in flight at this session."""
+
+    __slots__ = (
+        "_in_flight_ms",
+        "begin_until_ms",
+        "crashes",
+        "expired",
+        "is_shared",
+        "left",
+        "pull_size",
+    )
+
+    def __init__(self, in_flight_ms: int, *, is_shared: bool, by_hand: bool = False) -> None:
+        self._in_flight_ms = in_flight_ms
+        self.is_shared = is_shared
+        self.begin_until_ms: dict[int, int] = {}
+        """Until when a message that is in hand or waits for a retry may begin again, by offset."""
+        self.crashes: dict[int, int] = {}
+        """How many processes ended with a message in flight, by offset."""
+        self.left: set[int] = set()
+        """The offsets in hand whose program goes on without an ack."""
+        self.expired: dict[int, None] = {}
+        """The offsets that were not acked in time, of which a late ack still counts."""
+        self.pull_size = PullSize(by_hand=by_hand)
+
+    def begin_limit_ms(self, sent_ms: int) -> int:
+        """Return until when messages of a pull that was sent at `sent_ms` may begin."""
+        return sent_ms + self._in_flight_ms * 2 // 3 if self.is_shared else MAX_I64
+
+    def expiry_ms(self, offset: int) -> int:
+        """Return when a message that is not renewed counts as failed."""
+        return self.begin_until_ms[offset] + self._in_flight_ms * 7 // 30  # 2/3 to 9/10
+
+    def expire(self, offset: int) -> None:
+        """Note that a message was not acked in time."""
+        self.end(offset)
+        self.expired[offset] = None
+        if len(self.expired) > EXPIRED_MAX:
+            del self.expired[next(iter(self.expired))]
+
+    @property
+    def renewal_ms(self) -> int:
+        """The time between two renewals."""
+        return self._in_flight_ms // RENEWALS_PER_FLIGHT
+
+    def renew(self, offsets: list[int], sent_ms: int) -> None:
+        """Restart the time in flight of messages that a request sent at `sent_ms` has renewed."""
+        until_ms = self.begin_limit_ms(sent_ms)
+        for offset in offsets:
+            if offset in self.begin_until_ms:
+                self.begin_until_ms[offset] = max(until_ms, self.begin_until_ms[offset])
+
+    def end(self, offset: int) -> None:
+        """Forget a message."""
+        self.begin_until_ms.pop(offset, None)
+        self.crashes.pop(offset, None)
+        self.left.discard(offset)
+
 
 RANGES_PER_ACK = 1_000
 
 
+@dataclass(slots=True, eq=False)
 class PullOffsets:
     """The offsets that are pulled next, and those that the broker has acks of."""
 
-    __slots__ = ("_acked_end", "acked", "cursor", "end_offset", "missed", "next_offset")
-
-    def __init__(self) -> None:
-        self.acked = AckedOffsets()
-        """What is acked, as far as it decides what is handed out."""
-        self._acked_end = 0
-        self.next_offset = -1
-        """The first offset that is not pulled; -1 before `begin`."""
-        self.cursor = 0
-        """The group's cursor, as the broker last reported it."""
-        self.end_offset: int | None = None
-        """The offset after the last message, once the partition is sealed."""
-        self.missed = 0
-        """The number of messages that retention removed before they were pulled."""
+    acked: AckedOffsets = field(default_factory=AckedOffsets)
+    """What is acked, as far as it decides what is handed out."""
+    _acked_end: int = 0
+    next_offset: int = -1
+    """The first offset that is not pulled; -1 before `begin`."""
+    cursor: int = 0
+    """The group's cursor, as the broker last reported it."""
+    end_offset: int | None = None
+    """The offset after the last message, once the partition is sealed."""
+    missed: int = 0
+    """The number of messages that retention removed before they were pulled."""
 
     @property
     def is_exhausted(self) -> bool:
@@ -105,21 +250,20 @@ class PullOffsets:
         return missed
 
 
+@dataclass(slots=True, eq=False)
 class HandledOffsets:
     """The handled offsets that the broker has not confirmed."""
 
-    __slots__ = ("_end", "_ranges", "_ranges_max", "_start", "in_flight", "is_refused")
-
-    def __init__(self) -> None:
-        self._ranges = IntervalSet()
-        self._start = self._end = 0
-        """The range that grows while handlers end in order."""
-        self._ranges_max = RANGES_PER_ACK
-        self.in_flight: tuple[Range, ...] = ()
-        self.is_refused = False
-        """True from a refusal of the broker, which keeps a limited number of ranges, until it has
-        everything.
-        """
+    _ranges: IntervalSet = field(default_factory=IntervalSet)
+    _start: int = 0
+    _end: int = 0
+    """The range that grows while handlers end in order."""
+    _ranges_max: int = RANGES_PER_ACK
+    in_flight: tuple[Range, ...] = ()
+    is_refused: bool = False
+    """True from a refusal of the broker, which keeps a limited number of ranges, until it has
+    everything.
+    """
 
     def __bool__(self) -> bool:
         """Return True if an offset is not in flight to the broker."""
@@ -202,3 +346,147 @@ def ranges_of(messages: list[Message]) -> list[Range]:
         else:
             ranges.append((start, end))
     return ranges
+
+
+FAILING_MAX = 1_000
+"""The largest number of messages that are remembered."""
+
+
+class LastFailure(NamedTuple):
+    """The last failure of a message, and since when it has been failing."""
+
+    key: bytes
+    since_ms: int
+    failure: Failure
+    running_ms: int | None
+    """For how long its handler has been hanging; None if it is not."""
+
+
+@dataclass(slots=True, eq=False)
+class FailingMessages:
+    """The failing and hanging messages, by the partition that stores them and their offset."""
+
+    _own: dict[Ref, LastFailure] = field(default_factory=dict)
+    _redriven: dict[Ref, LastFailure] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self._own or self._redriven)
+
+    def record(
+        self, message: Message, failure: Failure, *, is_own: bool, running_ms: int | None = None
+    ) -> bool:
+        """
+        Record the last failure of a message.
+
+        Args:
+            is_own: False for a redriven message.
+            running_ms: for how long it has been hanging; None: it failed.
+
+        Returns:
+            True if it was not known to hang before.
+        """
+        known = self._own if is_own else self._redriven
+        ref = message.partition_id, message.offset
+        before = known.get(ref)
+        if before is None and len(known) >= FAILING_MAX:
+            return False
+        since_ms = failure.at_ms - (running_ms or 0) if before is None else before.since_ms
+        known[ref] = LastFailure(message.key, since_ms, failure, running_ms)
+        return before is None or before.running_ms is None
+
+    def forget(self, ref: Ref) -> None:
+        """Forget a message that is handled, set aside, or given to the next owner."""
+        self._own.pop(ref, None)
+        self._redriven.pop(ref, None)
+
+    def forget_acked(self, ranges: tuple[Range, ...]) -> None:
+        """Forget messages of this partition whose acks leave."""
+        if self._own and ranges:
+            acked = IntervalSet(ranges)
+            self._own = {ref: last for ref, last in self._own.items() if ref[1] not in acked}
+
+    def oldest(self, handled: HandledOffsets) -> FailingMessage | None:
+        """Return the oldest message of this partition that is not among the `handled` offsets; if
+        there is none, the oldest redriven one.
+        """
+        for ref in sorted(self._own):
+            if ref[1] not in handled:
+                return _report(ref, self._own[ref], source=None)
+        if not self._redriven:
+            return None
+        ref = min(self._redriven)
+        return _report(ref, self._redriven[ref], source=ref[0])
+
+
+def _report(ref: Ref, last: LastFailure, *, source: int | None) -> FailingMessage:
+    return failing_message(
+        ref[1],
+        last.failure,
+        key_digest=key_digest(last.key),
+        since_ms=last.since_ms,
+        source=source,
+        running_ms=last.running_ms,
+    )
+
+
+TRIES_PER_ACK = 1_000
+
+
+@dataclass(slots=True, eq=False)
+class PendingAcks:
+    """The acks of one session."""
+
+    handled: HandledOffsets = field(default_factory=HandledOffsets)
+    due_ms: int = NEVER
+    """When a request is due."""
+    sent_ms: int = 0
+    """When the last request was sent."""
+    tries: dict[int, int] = field(default_factory=dict)
+    """The failed tries by offset that are not stored."""
+    begun: dict[int, int] = field(default_factory=dict)
+    """The crash counts of suspects that begin, by offset, until they are stored."""
+    failing: FailingMessages = field(default_factory=FailingMessages)
+    sent: Ack | None = None
+    """The request in flight."""
+    awaited: dict[tuple[int, int], Message] = field(default_factory=dict)
+    """Messages that wait for their ack: the key of a handled one (ack "each"), or the handler of
+    one that was taken (ack "before").
+    """
+
+    @property
+    def is_flushed(self) -> bool:
+        """True if the broker has stored everything, or can store no more ranges."""
+        if self.sent is not None or self.awaited:
+            return False
+        return self.handled.is_refused or not (self.handled or self.tries)
+
+    def request(self, lease: Lease, now_ms: int, held: tuple[Range, ...], in_flight_ms: int) -> Ack:
+        """Return the next request, which is then in flight."""
+        self.due_ms = NEVER
+        self.sent_ms = now_ms
+        tries = tuple(islice(self.tries.items(), TRIES_PER_ACK)) if self.tries else ()
+        begun = tuple(self.begun.items()) if self.begun else ()
+        ranges = self.handled.take()
+        failing = None
+        if self.failing:
+            self.failing.forget_acked(ranges)
+            failing = self.failing.oldest(self.handled)
+        self.sent = Ack(*lease, ranges, tries, failing, begun, held, in_flight_ms if held else 0)
+        return self.sent
+
+    def confirm(self) -> tuple[Range, ...]:
+        """Drop what the request in flight has reported, and return its ranges."""
+        sent = self.sent
+        assert sent is not None
+        self.sent = None
+        for offset, attempt in sent.failed:
+            if self.tries.get(offset) == attempt:
+                del self.tries[offset]
+        for offset, _ in sent.begun:
+            self.begun.pop(offset, None)
+        return self.handled.confirm()
+
+    def retract(self, *, is_refused: bool = False) -> bool:
+        """Take back the request in flight; see `HandledOffsets.retract`."""
+        self.sent = None
+        return self.handled.retract(is_refused=is_refused)

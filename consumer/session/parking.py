@@ -1,25 +1,53 @@
-"""The keys of a partition that are set aside, and the changes that its broker has not stored. Pure.
+"""What is set aside of a partition: parked keys, changes that its broker has not stored, messages
+that wait for a retry, and the windows in which both are handled again. Pure.
 
-    park, unpark, free ─▶ waiting ─▶ take: one request ─▶ confirm: what became durable
+    PartitionParking    park, unpark, free ─▶ waiting ─▶ take: one request ─▶ confirm: durable
                              ▲                │ refuse: no room for more
                              ╰────────────────╯ the other changes alone, then one park at a time
+    AsideMessages       put ─▶ by due time ─▶ take_due: a window ─┬─ read: what is held of its
+                             ▲                                    │  source is due
+                             ╰── held ◀── due while its source    ╰─ not read: what could not be
+                                          fails                      read, and separately what comes
+                                                                     after it, are due after a pause
+    RedriveWindows      key ─▶ window: DUE ─▶ READING ─▶ IN_HAND ─ all stored ─▶ DUE ─▶ … ─▶ nothing
+                             left: FREEING
+                        retry ─▶ aside, by time ─▶ a window of its own ─▶ … ─▶ ended
+                        after an owner that ended without a release: UNPROTECTED ─▶ PROTECTING
+                             ─▶ DUE
+    PartitionAncestors  a key is freed, loose messages are unparked ─▶ list the keys ─▶ ancestors of
+                             which nothing is parked ─▶ LeaveAncestor, one at a time ─▶ the
+                             partition's broker stores that ─▶ not named by the next list
 
 Invariants
     From `park` on no message of the key is handed out, until the broker has stored that it is free.
     The changes of a key are stored in order, and none is lost: a failed request is sent again.
     While the broker has no room for more, changes that make room are still sent.
+    Handlers have the messages of at most one window of a key. A window ends only when the broker
+    has stored what became of each of its messages. After an owner that ended without a release, one
+    key at a time is redriven, and it is parked again before its messages are handed out. A window
+    that cannot be read waits, and no other waits for it.
+    While reads of a source fail, one window at a time is read of it, and its messages take turns: a
+    broker on which one message is missing or damaged may have the others. Other sources continue,
+    as do the other messages of a key without an order.
+    An ancestor learns only what the partition's own broker says. That it knows is stored only once
+    it has answered, or is gone.
 """
 
 from __future__ import annotations
 
+import enum
+import heapq
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ...protocol.ids import MAX_I64
 from ...protocol.message import Message
 from ...protocol.offsets import IntervalSet, Range
 from ...protocol.parked import (
     PARKED_ROWS_MAX,
+    RETRIED,
     Failure,
     Free,
     Park,
@@ -30,7 +58,224 @@ from ...protocol.parked import (
     Shift,
     is_loose,
 )
-from .ancestors import PartitionAncestors
+from .offsets import Ref
+
+
+@dataclass(slots=True, eq=False)
+class PartitionAncestors:
+    """The ancestors that keep parked messages for one partition."""
+
+    exist: bool = field(kw_only=True)
+    """False for a partition without parents."""
+    must_list: bool = False
+    """True if an ancestor may have become unneeded since the last list was asked for."""
+    unneeded: list[int] = field(default_factory=list)
+    """Those that are to be told; one is told at a time."""
+    _told: set[int] = field(default_factory=set)
+
+    def note_freed(self) -> None:
+        """Note that a key is free, or that loose messages have ended, which may have been an
+        ancestor's last ones.
+        """
+        self.must_list = self.exist
+
+    def set_unneeded(self, sources: Iterable[int]) -> None:
+        """Set the ancestors that keep messages, although none of those is parked any more."""
+        self.unneeded = [source for source in sources if source not in self._told]
+
+    def end(self, source: int, *, is_told: bool) -> None:
+        """End the call to an ancestor: it was told, or has refused. If it has refused, the list
+        after the next freed key may name it again.
+        """
+        self.unneeded = [each for each in self.unneeded if each != source]
+        if is_told:
+            self._told.add(source)
+
+
+class Aside(NamedTuple):
+    """Messages that wait for a retry."""
+
+    due_ms: int
+    sequence: int
+    tries: int
+    source: int
+    start: int
+    end: int
+
+
+class DueRetry(NamedTuple):
+    """Messages of one source that are due, and have had the same number of tries."""
+
+    tries: int
+    source: int
+    ranges: tuple[Range, ...]
+    is_probe: bool
+    """True if the last read of the source has failed."""
+
+
+@dataclass(slots=True, eq=False)
+class FailingSource:
+    """A source whose last read has failed."""
+
+    failures: int = 0
+    held: deque[Aside] = field(default_factory=deque)
+    is_probed: bool = False
+    """True while a window of it is being read."""
+    until_ms: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class AsideMessages:
+    """The messages of one partition that wait for a retry."""
+
+    waiting: list[Aside] = field(default_factory=list)
+    """A heap."""
+    failing: dict[int, FailingSource] = field(default_factory=dict)
+    """The sources that cannot be read, which hold what else is due of them."""
+    _counts: dict[int, int] = field(default_factory=dict)
+    """The number of ranges by source."""
+    _sequence: int = 0
+
+    def __len__(self) -> int:
+        """Return the number of ranges."""
+        return sum(self._counts.values())
+
+    def has_any_of(self, source: int) -> bool:
+        """Return True if a message of the source waits."""
+        return source in self._counts
+
+    @property
+    def next_ms(self) -> int | None:
+        """When the next messages are due; None if none are, or all wait for a read."""
+        return self.waiting[0].due_ms if self.waiting else None
+
+    def put(self, due_ms: int, tries: int, source: int, offset_range: Range) -> None:
+        """Add messages that wait until `due_ms`."""
+        heapq.heappush(self.waiting, self._aside(due_ms, tries, source, offset_range))
+
+    def _aside(self, due_ms: int, tries: int, source: int, offset_range: Range) -> Aside:
+        self._sequence += 1
+        self._counts[source] = self._counts.get(source, 0) + 1
+        return Aside(due_ms, self._sequence, tries, source, *offset_range)
+
+    def take_due(self, count: int, now_ms: int) -> DueRetry | None:
+        """Remove and return up to `count` messages that are due; None if there are none."""
+        waiting = self.waiting
+        while waiting and waiting[0].due_ms <= now_ms:
+            first = waiting[0]
+            failing = self.failing.get(first.source)
+            if failing is None:
+                return self._take(first.tries, first.source, count, now_ms, is_probe=False)
+            if not failing.is_probed and now_ms >= failing.until_ms:
+                failing.is_probed = True
+                return self._take(first.tries, first.source, count, now_ms, is_probe=True)
+            failing.held.append(heapq.heappop(waiting))
+        return None
+
+    def _take(
+        self, tries: int, source: int, count: int, now_ms: int, *, is_probe: bool
+    ) -> DueRetry:
+        waiting = self.waiting
+        ranges: list[Range] = []
+        while waiting and count:
+            first = waiting[0]
+            if first.due_ms > now_ms or (first.tries, first.source) != (tries, source):
+                break
+            heapq.heappop(waiting)
+            end = min(first.end, first.start + count)
+            ranges.append((first.start, end))
+            count -= end - first.start
+            if end < first.end:
+                heapq.heappush(waiting, first._replace(start=end))
+            elif self._counts[source] == 1:
+                del self._counts[source]
+            else:
+                self._counts[source] -= 1
+        return DueRetry(tries, source, tuple(IntervalSet(ranges)), is_probe)
+
+    def note_read(self, source: int) -> None:
+        """Note that a source was read: what is held of it is due again."""
+        failing = self.failing.pop(source, None)
+        for held in () if failing is None else failing.held:
+            heapq.heappush(self.waiting, held)
+
+    def put_back(
+        self,
+        due: DueRetry,
+        now_ms: int,
+        pause_ms: Callable[[int], int],
+        *,
+        upto: int | None = None,
+    ) -> None:
+        """
+        Put back messages that could not be read, and back off from their source.
+
+        Args:
+            pause_ms: returns the pause after a number of failures in a row.
+            upto: the offset after what cannot be read; None: only the first message is known to be
+                unreadable.
+        """
+        failing = self.failing.get(due.source)
+        began_before = failing is not None and not due.is_probe
+        if failing is None:
+            failing = self.failing[due.source] = FailingSource()
+        for part in _split_unreadable(due.ranges, upto):
+            failing.held.append(self._aside(now_ms, due.tries, due.source, part))
+        if began_before:  # the read began before the first one that failed
+            return
+        failing.failures += 1
+        failing.is_probed = False
+        failing.until_ms = now_ms + pause_ms(failing.failures)
+        next_probe = failing.held.popleft()
+        heapq.heappush(self.waiting, next_probe._replace(due_ms=failing.until_ms))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.waiting.clear()
+        self.failing.clear()
+        self._counts.clear()
+
+
+def _split_unreadable(ranges: tuple[Range, ...], upto: int | None) -> list[Range]:
+    """Split the first range after what cannot be read of it."""
+    start, end = ranges[0]
+    cut = max(start + 1, upto or 0)
+    first = [(start, end)] if cut >= end else [(start, cut), (cut, end)]
+    return [*first, *ranges[1:]]
+
+
+@dataclass(slots=True, eq=False)
+class UnreadableRows:
+    """What is passed over of one key since its redrive last began with the first row."""
+
+    _below: dict[int, int] = field(default_factory=dict)
+    first_row: int = 0
+    """How many rows at the front are handled or passed over: lists begin after them."""
+
+    def __bool__(self) -> bool:
+        return bool(self._below)
+
+    @property
+    def below(self) -> tuple[tuple[int, int], ...]:
+        """The offset below which messages are passed over, as (source, offset)."""
+        return tuple(self._below.items())
+
+    def add(self, source: int, upto: int | None, first_row: int) -> None:
+        """
+        Pass over messages of a source.
+
+        Args:
+            upto: the offset after what cannot be read; None: nothing of the source can.
+        """
+        before = self._below.get(source, 0)
+        self._below[source] = MAX_I64 if upto is None else max(upto, before)
+        self.first_row = first_row
+
+    def clear(self) -> None:
+        """Forget what was passed over, so that it is read again."""
+        self._below.clear()
+        self.first_row = 0
+
 
 CHANGES_MAX = 500
 """The largest number of changes in a request, so that its record stays far below the largest batch
@@ -275,3 +520,198 @@ def _or_dead(change: ParkChange) -> RequestedChange:
     if isinstance(change, Park) and not isinstance(change.key, int) and not change.token:
         return ParkOrDeadLetter(change.key, change.ranges, change.failure)
     return change
+
+
+WINDOW = 100
+"""The largest number of messages in a window."""
+CAREFUL_MS = 30_000
+WINDOWS_MAX = 50
+"""The largest number of windows that are read or in hand."""
+ASIDE_MAX = 100_000
+"""Nothing is pulled while this many ranges wait for a retry."""
+
+
+class WindowPhase(enum.Enum):
+    """Where a window is."""
+
+    UNPROTECTED = enum.auto()
+    PROTECTING = enum.auto()
+    """The broker is told that it begins, so that the next owner knows it if this process ends."""
+    DUE = enum.auto()
+    READING = enum.auto()
+    IN_HAND = enum.auto()
+    FREEING = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Window:
+    """Messages of one key, or messages of one source that have the same number of tries."""
+
+    number: int
+    key: ParkKey
+    phase: WindowPhase
+    source: int = 0
+    ranges: tuple[Range, ...] = ()
+    """What is to be read, for a retry; (): the first messages of the key."""
+    is_probe: bool = False
+    """True for a retry whose source could not be read before."""
+    unreadable: UnreadableRows = field(default_factory=UnreadableRows)
+    out: set[Ref] = field(default_factory=set)
+    """The messages that have not ended."""
+    unstored: int = 0
+    """The number of changes that are not stored."""
+    is_stopped: bool = False
+    """True if the key stays parked."""
+    failure: Failure | None = None
+    """The last failure of a loose message that stays parked."""
+    is_inherited: bool = False
+    """True if its key was chosen under an earlier owner, which may have handled it."""
+    gives_up: bool = False
+    """True for dead letters that an earlier owner may have ended with: they stay dead."""
+    not_before_ms: int = 0
+    failures: int = 0
+
+    @property
+    def is_retry(self) -> bool:
+        """True for messages that waited for a retry."""
+        return bool(self.ranges)
+
+
+@dataclass(slots=True, eq=False)
+class RedriveWindows:
+    """The windows of one partition."""
+
+    is_allowed: bool = field(kw_only=True, default=True)
+    """False if this consumer cannot handle redriven messages."""
+    windows: dict[int, Window] = field(default_factory=dict)
+    keys: set[ParkKey] = field(default_factory=set)
+    """The keys that are being redriven, without those of retries."""
+    owners: dict[Ref, Window] = field(default_factory=dict)
+    """The window of each message that has not ended."""
+    aside: AsideMessages = field(default_factory=AsideMessages)
+    is_unreleased: bool = False
+    """True if the last owner ended without a release."""
+    is_careful: bool = False
+    """True if keys are redriven one at a time: the last owner ended without a release."""
+    careful_until_ms: int = 0
+    """Until when messages that waited for a retry are handed out one at a time."""
+    careful: Window | None = None
+    """The window that alone may run, because it may end the process."""
+    _sequence: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.windows)
+
+    @property
+    def has_waiting(self) -> bool:
+        """True if there is a window, or a message waits for a retry."""
+        return bool(self.windows or self.aside.waiting or self.aside.failing)
+
+    @property
+    def has_room(self) -> bool:
+        """True if more messages may wait for a retry."""
+        aside = self.aside
+        return not aside.waiting or len(aside) < ASIDE_MAX
+
+    def begin(self, key: ParkKey, *, is_inherited: bool) -> None:
+        """
+        Begin to redrive a key, unless that has begun.
+
+        Args:
+            is_inherited: it was chosen under an earlier owner.
+        """
+        if key in self.keys:
+            return
+        self.keys.add(key)
+        is_unprotected = self.is_careful and key != RETRIED
+        window = self._new(key, WindowPhase.UNPROTECTED if is_unprotected else WindowPhase.DUE)
+        window.is_inherited = is_inherited
+        window.gives_up = self.is_careful and is_inherited and key == RETRIED
+
+    def _new(self, key: ParkKey, phase: WindowPhase) -> Window:
+        self._sequence += 1
+        window = self.windows[self._sequence] = Window(self._sequence, key, phase)
+        return window
+
+    def wait(self, window: Window, until_ms: int) -> None:
+        """Read a window again at `until_ms`. Others go on meanwhile."""
+        window.not_before_ms = until_ms
+        window.phase = WindowPhase.DUE
+        if self.careful is window:
+            self.careful = None
+            window.phase = WindowPhase.UNPROTECTED
+
+    def end(self, window: Window) -> None:
+        """End a window."""
+        self.windows.pop(window.number, None)
+        if not window.is_retry:
+            self.keys.discard(window.key)
+        if self.careful is window:
+            self.careful = None
+
+    def has_retries_of(self, source: int) -> bool:
+        """Return True if a message of the source waits for a retry, or is retried."""
+        return self.aside.has_any_of(source) or any(
+            window.is_retry and window.source == source for window in self.windows.values()
+        )
+
+    def _is_open(self) -> bool:
+        active = (WindowPhase.READING, WindowPhase.IN_HAND)
+        return sum(window.phase in active for window in self.windows.values()) < WINDOWS_MAX
+
+    def take_due(self, now_ms: int) -> Iterator[Window]:
+        """Yield the windows that are to be read now, and mark them."""
+        is_careful = now_ms < self.careful_until_ms
+        aside = self.aside
+        while aside.waiting and aside.waiting[0].due_ms <= now_ms and self._is_open():
+            if is_careful and self.careful is not None:
+                break
+            due = aside.take_due(1 if is_careful else WINDOW, now_ms)
+            if due is None:
+                break
+            phase = WindowPhase.UNPROTECTED if is_careful else WindowPhase.DUE
+            window = self._new(due.tries, phase)
+            window.source, window.ranges, window.is_probe = due.source, due.ranges, due.is_probe
+            if is_careful:
+                break
+        for window in self.windows.values():
+            if window.phase is not WindowPhase.DUE or window.not_before_ms > now_ms:
+                continue
+            if self._is_open():
+                window.phase = WindowPhase.READING
+                yield window
+
+    def take_unprotected(self, now_ms: int) -> Window | None:
+        """Return the window that is to be protected next, and mark it; None while another may end
+        the process.
+        """
+        if self.careful is not None:
+            return None
+        for window in self.windows.values():
+            is_due = window.not_before_ms <= now_ms
+            if window.phase is WindowPhase.UNPROTECTED and is_due:
+                window.phase = WindowPhase.PROTECTING
+                self.careful = window
+                return window
+        return None
+
+    def next_ms(self) -> int | None:
+        """Return when a window may be due next; None if no time decides that."""
+        waiting = (WindowPhase.DUE, WindowPhase.UNPROTECTED)
+        times = [each.not_before_ms for each in self.windows.values() if each.phase in waiting]
+        if self.aside.next_ms is not None:
+            times.append(self.aside.next_ms)
+        return min(times, default=None)
+
+    def drop_unread(self) -> None:
+        """Forget what is not read yet."""
+        self.aside.clear()
+        for window in list(self.windows.values()):
+            if window.phase in {WindowPhase.UNPROTECTED, WindowPhase.DUE}:
+                self.end(window)
+
+    def clear(self) -> None:
+        """Forget everything: the partition is handed over. What is in hand stays known."""
+        self.aside.clear()
+        self.windows = {each.number: each for each in self.owners.values()}
+        self.careful = None

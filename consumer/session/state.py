@@ -1,45 +1,259 @@
 """Everything that a consumer knows of one partition under one token: one value. Pure.
 
-Only `step` changes it. Its parts are values of their own, in files of their own; this one says what
-belongs together.
+    Tenure           until when it may do what: its phase, its lease, the hand-over
+    SuspectMessages  what may have ended the process of an earlier owner
+    Intake, Calls    how much is pulled, and which requests are in flight
+
+    phase       handlers start                pulls   acks
+    ACQUIRING   once it was acquired before   no      once it was acquired before
+    SERVING     yes                           yes     yes
+    STOPPING    no                            no      yes, unless it is fenced
+    ENDED       no                            no      no
+
+    ACQUIRING ⇄ SERVING ─ stopped, lapsed, fenced ─▶ STOPPING ─ nothing in hand, flushed ─▶ ENDED
+
+    suspects: next message ─▶ TURN: no other suspect of the consumer runs ─▶ BEGINNING: recorded
+        durably ─▶ ALONE: in hand ─▶ ACKING ─▶ the next message ─▶ … ─▶ over: messages are handed
+        out freely         ╰─ it takes too long ─▶ PASSED_OVER: it is accused of less ─▶ over
+
+Only `step` changes a session.
+
+Invariants
+    No handler starts at or after the end of the lease, and a lease that has ended is not renewed:
+    another consumer may have the messages. A fence is final.
+    While there are suspects, the partition has one message in hand, in the order of the offsets.
+    When a process ends, only a message that was recorded as begun, with nothing beside it, is
+    accused. What has ended two processes while it was alone is set aside, unless the policy blocks.
+    This ends after CAREFUL_MAX messages or CAREFUL_MS, but not before an accused message.
 """
 
 from __future__ import annotations
 
+import enum
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from ...protocol.backoff import Backoff
 from ...protocol.message import Message
 from ...protocol.offsets import AckedOffsets
 from ...protocol.routing import ConsumeStrategy
 from ..settings import AckMode, ConsumerSettings
-from .acks import PendingAcks
-from .batches import PartitionBatches
-from .flights import Flights
-from .lanes import KeyLanes
-from .offsets import PullOffsets
-from .parking import PartitionParking
-from .ready import FailureOutcome, Note, Request
-from .redrive import RedriveWindows
-from .stored import PartitionColumns
-from .suspects import SuspectMessages
-from .tenure import Lease, SessionPhase, Tenure
+from .events import FailureOutcome, Note, Request
+from .lanes import ColumnPart, KeyLanes, PartitionBatches, PartitionColumns
+from .offsets import NEVER, Flights, Lease, PendingAcks, PullOffsets
+from .parking import PartitionParking, RedriveWindows
+
+
+class SessionPhase(enum.Enum):
+    """What a session does."""
+
+    ACQUIRING = enum.auto()
+    """The fence must be raised at the broker, for the first time or after a failed pull."""
+    SERVING = enum.auto()
+    STOPPING = enum.auto()
+    """The partition is handed over: running handlers end, and acks are flushed."""
+    ENDED = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Tenure:
+    """The lease of one session; all times are boot-clock milliseconds."""
+
+    lease: Lease
+    epoch_ms: int
+    """The calendar's time at 0 of the boot clock, in milliseconds since 1970."""
+    may_release: bool = field(kw_only=True, default=True)
+    """False: the hand-over waits for the program's callbacks before it flushes."""
+    phase: SessionPhase = SessionPhase.ACQUIRING
+    until_ms: int = 0
+    """The end of the lease."""
+    is_acquired: bool = False
+    """True once the broker has raised the fence, and its parked keys are known."""
+    is_paused: bool = False
+    fence: int | None = None
+    """The higher token that the broker has seen, 0 if it is unknown; None: not fenced."""
+    cancel_ms: int = NEVER
+    """When running handlers are cancelled, or before, at the end of the lease; NEVER: they are not,
+    or have been.
+    """
+    flush_until_ms: int = NEVER
+    """When the session ends, whatever is not flushed."""
+
+    @property
+    def is_live(self) -> bool:
+        """True while the session is not being handed over."""
+        return self.phase is SessionPhase.SERVING or self.phase is SessionPhase.ACQUIRING
+
+    def keeps(self, now_ms: int) -> bool:
+        """Return True if what a worker gives back is handed out again here; otherwise the next
+        owner has it.
+        """
+        return self.is_live and now_ms < self.until_ms
+
+    @property
+    def cancel_due_ms(self) -> int:
+        """When running handlers are cancelled, as long as the lease is not renewed."""
+        return NEVER if self.cancel_ms == NEVER else min(self.cancel_ms, self.until_ms)
+
+    def may_hand_out(self, now_ms: int) -> bool:
+        """Return True if a handler may start."""
+        phase = self.phase
+        return (
+            now_ms < self.until_ms
+            and self.is_acquired
+            and not self.is_paused
+            and (phase is SessionPhase.SERVING or phase is SessionPhase.ACQUIRING)
+        )
+
+    @property
+    def may_ack(self) -> bool:
+        """True if the broker takes acks."""
+        return self.is_acquired and self.fence is None and self.phase is not SessionPhase.ENDED
+
+    def renew(self, until_ms: int, now_ms: int) -> None:
+        """Extend the lease, unless it has ended."""
+        if self.fence is None and (now_ms < self.until_ms or not self.until_ms):
+            self.until_ms = until_ms
+
+
+CRASHES_MAX = 2
+"""After this many ended processes an accused message is set aside."""
+CAREFUL_MAX = 1_000
+CAREFUL_MS = 30_000
+LONG_MS = 1_000
+"""A suspect is waited for at least this long, even if the state would end earlier."""
+
+
+class SuspectPhase(enum.Enum):
+    """Where the present suspect is."""
+
+    NONE = enum.auto()
+    TURN = enum.auto()
+    """It waits for the consumer's turn."""
+    BEGINNING = enum.auto()
+    """The broker records that it begins."""
+    ALONE = enum.auto()
+    """A worker has it."""
+    PASSED_OVER = enum.auto()
+    """It takes too long: the broker records that others are in hand beside it."""
+    ACKING = enum.auto()
+    """It is handled, and its ack is not durable."""
+
+
+NOT_BEGUN = frozenset({SuspectPhase.TURN, SuspectPhase.BEGINNING})
+
+
+class SuspectMessages:
+    """
+    The suspects of one partition.
+
+    Args:
+        upto: messages below this offset are suspects.
+        begun: (offset, crashes) of accused messages.
+    """
+
+    __slots__ = (
+        "_count",
+        "_has_no_record",
+        "_last_accused",
+        "_upto",
+        "crashes",
+        "message",
+        "phase",
+        "since_ms",
+        "until_ms",
+    )
+
+    def __init__(self, upto: int, begun: Iterable[tuple[int, int]], now_ms: int) -> None:
+        self._upto = upto
+        self.crashes = dict(begun)
+        """The crashes of each accused message, by offset."""
+        self._last_accused = max(self.crashes, default=-1)
+        self._has_no_record = not self.crashes
+        self.until_ms = now_ms + CAREFUL_MS
+        """When the state ends, except for accused messages."""
+        self._count = 0
+        self.phase = SuspectPhase.NONE
+        self.message: Message | ColumnPart | None = None
+        """The present suspect."""
+        self.since_ms = 0
+        """When it was handed out."""
+
+    def is_over(self, first: int, now_ms: int, *, first_queued: int) -> bool:
+        """
+        Return True if no message is to be handed out alone.
+
+        Args:
+            first: the lowest offset that may be handed out, or is not pulled.
+            first_queued: the lowest one that waits for a failed message of its key.
+        """
+        if min(first, first_queued) >= self._upto or self._is_at_limit(now_ms):
+            return first > self._last_accused
+        return False
+
+    def _is_at_limit(self, now_ms: int) -> bool:
+        return self._count >= CAREFUL_MAX or now_ms >= self.until_ms
+
+    @property
+    def deadline_ms(self) -> int:
+        """Until when the present suspect is waited for."""
+        return max(self.until_ms, self.since_ms + LONG_MS)
+
+    def begin(self, message: Message | ColumnPart) -> None:
+        """Make a message the present suspect, which waits for the consumer's turn."""
+        self.message = message
+        self.phase = SuspectPhase.TURN
+        self._count += 1
+
+    def end(self) -> None:
+        """End the present suspect."""
+        self.message = None
+        self.phase = SuspectPhase.NONE
+
+    def is_present(self, message: Message | ColumnPart) -> bool:
+        """Return True if the message is the present suspect."""
+        return self.message is message
+
+    @property
+    def crashes_if_begun(self) -> int:
+        """The crash count to record before the present suspect begins. Rows that are in hand
+        together count as one end: the next owner hands them out in smaller parts.
+        """
+        assert self.message is not None
+        if isinstance(self.message, ColumnPart):
+            return self.message.crashes + 1
+        return self.crashes_if_alone(self.message.offset)
+
+    @property
+    def crashes_if_shared(self) -> int:
+        """The crash count of the present suspect if the process ends with others in hand beside it:
+        one of them may have made it a suspect.
+        """
+        assert self.message is not None
+        if isinstance(self.message, ColumnPart):
+            return self.crashes_if_begun
+        return self.crashes.get(self.message.offset, 0) + 1
+
+    def crashes_if_alone(self, offset: int) -> int:
+        """Return the crash count of a message if the process ends while it runs alone. If nothing
+        was recorded before, the crashes that made it a suspect count as one.
+        """
+        return self.crashes.get(offset, 0) + 1 + (self._has_no_record and offset < self._upto)
+
 
 NEVER_FULL = -1
 
 
+@dataclass(slots=True, eq=False)
 class CallSlot:
     """Whether a request of a kind is in flight, and when the next one may be sent."""
 
-    __slots__ = ("begun_ms", "failures", "is_in_flight", "not_before_ms")
-
-    def __init__(self) -> None:
-        self.is_in_flight = False
-        self.begun_ms = 0
-        """When the last one was sent."""
-        self.not_before_ms = 0
-        self.failures = 0
+    is_in_flight: bool = False
+    begun_ms: int = 0
+    """When the last one was sent."""
+    not_before_ms: int = 0
+    failures: int = 0
 
     def begin(self, now_ms: int) -> bool:
         """Return True if a request may be sent, and record that it is."""
@@ -85,19 +299,17 @@ class Calls:
         )
 
 
+@dataclass(slots=True, eq=False)
 class Intake:
     """How much of a partition was pulled and has not ended here."""
 
-    __slots__ = ("earlier_tries", "held", "is_superfluous", "resume_at")
-
-    def __init__(self, is_superfluous: Callable[[Message], bool] | None) -> None:
-        self.is_superfluous = is_superfluous
-        self.held = 0
-        """The number of messages."""
-        self.resume_at = NEVER_FULL
-        """From the limit on, the number at which pulls go on: half of the limit."""
-        self.earlier_tries: dict[int, int] = {}
-        """The failed tries under earlier owners, by offset, of messages that are not opened."""
+    is_superfluous: Callable[[Message], bool] | None
+    held: int = 0
+    """The number of messages."""
+    resume_at: int = NEVER_FULL
+    """From the limit on, the number at which pulls go on: half of the limit."""
+    earlier_tries: dict[int, int] = field(default_factory=dict)
+    """The failed tries under earlier owners, by offset, of messages that are not opened."""
 
     def has_room(self, limit: int) -> bool:
         """Return True if more messages may be pulled."""
@@ -265,12 +477,10 @@ class PartitionSession:
         return self.tenure.phase is SessionPhase.ENDED
 
 
+@dataclass(slots=True, eq=False)
 class Output:
     """What the events of a step have asked for, until `Ready` takes it."""
 
-    __slots__ = ("hand_out", "notes", "requests")
-
-    def __init__(self) -> None:
-        self.requests: list[Request] = []
-        self.hand_out: list[Message] = []
-        self.notes: list[Note | FailureOutcome] = []
+    requests: list[Request] = field(default_factory=list)
+    hand_out: list[Message] = field(default_factory=list)
+    notes: list[Note | FailureOutcome] = field(default_factory=list)

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ...protocol.frames import Acked, Acquired, ParkedChanged, Released
-from .answers import (
+from .calls import (
+    find_next_ms,
     on_acked,
     on_acquired,
     on_ancestor_left,
@@ -26,9 +27,8 @@ from .answers import (
     on_operator_changed,
     on_pulled,
     on_released,
+    send_due,
 )
-from .batch_outcomes import on_batch_failed, on_batch_handled, on_batch_returned
-from .calls import find_next_ms, send_due
 from .events import (
     AckedLate,
     AncestorLeft,
@@ -41,6 +41,7 @@ from .events import (
     ColumnsReturned,
     ColumnsWanted,
     Event,
+    FailureOutcome,
     FlightsPulled,
     KeysListed,
     LeaseGranted,
@@ -50,10 +51,13 @@ from .events import (
     MessagesHandled,
     MessagesLeft,
     MessagesReturned,
+    Note,
     OperatorChanged,
     Paused,
     Pulled,
+    Ready,
     ReleaseAllowed,
+    Request,
     RunEnded,
     RunSpread,
     SettingsStored,
@@ -68,6 +72,12 @@ from .events import (
 from .hand_over import proceed, stop
 from .outcomes import (
     on_acked_late,
+    on_batch_failed,
+    on_batch_handled,
+    on_batch_returned,
+    on_columns_cut,
+    on_columns_handled,
+    on_columns_returned,
     on_expired,
     on_failed,
     on_handled,
@@ -77,19 +87,18 @@ from .outcomes import (
     on_run_ended,
     on_run_spread,
 )
-from .ready import FailureOutcome, Note, Ready, Request
-from .state import PartitionSession
-from .suspects import SuspectPhase
-from .taking import has_more, on_turn, pass_over_suspect, resume_suspect, take
-from .taking_batches import has_more_batches, take_batch
-from .taking_columns import (
+from .state import PartitionSession, SessionPhase, SuspectPhase
+from .taking import (
+    has_more,
+    has_more_batches,
     has_more_columns,
-    on_columns_cut,
-    on_columns_handled,
-    on_columns_returned,
     on_columns_wanted,
+    on_turn,
+    pass_over_suspect,
+    resume_suspect,
+    take,
+    take_batch,
 )
-from .tenure import SessionPhase
 from .windows import on_source_unreadable, on_window_read
 
 _NO_REQUESTS: tuple[Request, ...] = ()

@@ -1,24 +1,45 @@
-"""Hands messages out to a worker that asks. Pure.
+"""Hands messages out to a worker that asks: one by one, as a run, in batches, or as columns. Pure.
 
-suspects? one alone ─▶ failed messages that are due ─▶ freed and redriven ones ─▶ opened ─▶ stored
-nothing in hand: a run, to one worker
+messages  suspects? one alone ─▶ failed messages that are due ─▶ freed and redriven ones
+              ─▶ opened ─▶ stored; nothing in hand: a run, to one worker
+batches   suspects? one alone ─▶ failed batches that are due ─▶ freed and redriven messages
+              ─▶ opened, once a batch is full or has waited long enough
+columns   given back, and due? the same ─▶ suspects? a part that is recorded as begun
+              ─▶ stored rows
 """
 
 from __future__ import annotations
 
 from ...protocol.errors import CorruptBatchError
 from ...protocol.message import Message
+from ...protocol.parked import Failure, crash_failure
+from ...protocol.text import counted
 from ..settings import AckMode
-from .broadcast import leave_out_superfluous
+from .events import (
+    ColumnsWanted,
+    FailureOutcome,
+    LeaveTurn,
+    Note,
+    NoteKind,
+    TakeTurn,
+)
 from .failure import TABLE, Treatment, sets_aside
-from .flights import ALONE_FROM
-from .flights import CRASHES_MAX as SHARED_CRASHES_MAX
-from .ready import FailureOutcome, LeaveTurn, Note, NoteKind, TakeTurn
-from .setting_aside import crash_of, divert, is_own, set_aside
-from .state import PartitionSession
-from .stored import ClosedBatch, ColumnPart
-from .suspects import CRASHES_MAX, SuspectMessages, SuspectPhase
-from .tenure import NEVER
+from .lanes import (
+    PART_BYTES_MAX,
+    PARTS,
+    ClosedBatch,
+    ColumnPart,
+    KeyLanes,
+    MessageBatch,
+    PartitionBatches,
+    PartitionColumns,
+    by_offset,
+    take_first,
+    take_part,
+)
+from .offsets import ALONE_FROM, NEVER, SHARED_CRASHES_MAX, ranges_of
+from .state import CRASHES_MAX, PartitionSession, SuspectMessages, SuspectPhase
+from .windows import divert, is_own, set_aside
 
 OPENED_MAX = 1_024
 """The largest number of messages of several batches that are opened for one run."""
@@ -53,35 +74,52 @@ def take(
         and _take_run(session, run, now_ms, is_limited=not together)
     ):
         return
-    if together and lanes.is_ordered:
-        _take_together(session, count, now_ms)
-        return
     is_due = bool(retries and lanes.retries) and lanes.retries[0].due_ms <= now_ms
-    if not (is_due or lanes.extra) and session.is_plain:
+    if not (together or is_due or lanes.extra) and session.is_plain:
         _take_plain(session, count, now_ms)
-        return
-    left = count
+    else:
+        _take_each(session, now_ms, left=count, retries=retries, together=together)
+
+
+def _take_each(
+    session: PartitionSession, now_ms: int, *, left: int, retries: int, together: bool
+) -> None:
+    """Hand out up to `left` messages, as `take` does, each with what else it needs."""
+    lanes = session.lanes
+    firsts: dict[bytes, Message] = {}
+    """Of the keys of which several messages are taken at once, the first that is handed out now."""
+
+    def hand_out(message: Message, first: Message | None = None) -> None:
+        nonlocal left
+        left -= 1
+        _hand_out(session, message, now_ms)
+        if first is not None:
+            lanes.join(first, message)
+        elif together and message.key and lanes.is_ordered and is_own(session, message):
+            firsts[message.key] = message
+            while left and (behind := lanes.take_behind(message)) is not None:
+                hand_out(behind, message)
+
     while retries and left and (message := take_due(session, now_ms)) is not None:
         if _is_late(session, message, now_ms):
             drop(session, message)
             continue
         retries -= 1
-        left -= 1
         message.attempt += 1
-        _hand_out(session, message, now_ms)
+        hand_out(message)
     while left and lanes.again:
-        left -= 1
-        _hand_out(session, lanes.again.popleft(), now_ms)
+        hand_out(lanes.again.popleft())
     while left and lanes.extra:
         message = lanes.extra.popleft()
         if lanes.claim(message):
-            left -= 1
-            _hand_out(session, message, now_ms)
+            hand_out(message)
     while left and (lanes.opened or open_next(session, now_ms)):
         message = lanes.opened.popleft()
-        if lanes.claim(message):
-            left -= 1
-            _hand_out(session, message, now_ms)
+        first = firsts.get(message.key)
+        if first is not None and lanes.busy[message.key] is None:
+            hand_out(message, first)
+        elif lanes.claim(message):
+            hand_out(message)
 
 
 def take_due(session: PartitionSession, now_ms: int) -> Message | None:
@@ -95,43 +133,6 @@ def take_due(session: PartitionSession, now_ms: int) -> Message | None:
             return message
         set_aside(session, message, Treatment.PARKED, failure, now_ms)
     return None
-
-
-def _take_together(session: PartitionSession, count: int, now_ms: int) -> None:
-    """Hand out messages, as `take` does, with as many later ones of their keys as possible."""
-    lanes, hand_out = session.lanes, session.output.hand_out
-    firsts: dict[bytes, Message] = {}
-    """The first message of each key that is handed out now."""
-
-    def hand_out_with_later(message: Message) -> None:
-        _hand_out(session, message, now_ms)
-        if not message.key or not is_own(session, message):
-            return
-        firsts[message.key] = message
-        while len(hand_out) < count and (behind := lanes.take_behind(message)) is not None:
-            lanes.join(message, behind)
-            _hand_out(session, behind, now_ms)
-
-    while len(hand_out) < count and (message := take_due(session, now_ms)) is not None:
-        message.attempt += 1
-        hand_out_with_later(message)
-    while len(hand_out) < count and lanes.again:
-        hand_out_with_later(lanes.again.popleft())
-    while len(hand_out) < count and lanes.extra:
-        message = lanes.extra.popleft()
-        if lanes.claim(message):
-            _hand_out(session, message, now_ms)
-    while len(hand_out) < count and (lanes.opened or open_next(session, now_ms)):
-        message = lanes.opened.popleft()
-        key = message.key
-        if key in firsts and lanes.busy[key] is None:
-            lanes.join(firsts[key], message)
-        elif lanes.claim(message):
-            if key:
-                firsts[key] = message
-        else:
-            continue
-        _hand_out(session, message, now_ms)
 
 
 def _take_plain(session: PartitionSession, count: int, now_ms: int) -> None:
@@ -158,6 +159,10 @@ def _take_plain(session: PartitionSession, count: int, now_ms: int) -> None:
 def _hand_out(session: PartitionSession, message: Message, now_ms: int) -> None:
     """Hand out a message whose key is its own."""
     ref = message.partition_id, message.offset
+    if session.is_plain:
+        session.lanes.in_hand[ref] = message
+        session.output.hand_out.append(message)
+        return
     if _is_late(session, message, now_ms):
         drop(session, message)
         return
@@ -263,6 +268,24 @@ def open_next(session: PartitionSession, now_ms: int) -> bool:
     return False
 
 
+def leave_out_superfluous(
+    session: PartitionSession, messages: list[Message], now_ms: int
+) -> list[Message]:
+    """Ack rows whose original messages were handled here, and return the other messages."""
+    is_superfluous = session.intake.is_superfluous
+    if is_superfluous is None:
+        return messages
+    kept = [message for message in messages if not is_superfluous(message)]
+    if len(kept) < len(messages):
+        wanted = {message.offset for message in kept}
+        for message in messages:
+            if message.offset not in wanted:
+                session.acks.handled.add(message.offset, message.offset + 1)
+        session.intake.held -= len(messages) - len(kept)
+        session.let_acks_linger(now_ms)
+    return kept
+
+
 def _note_flights(
     session: PartitionSession, messages: list[Message], stored: ClosedBatch, now_ms: int
 ) -> list[Message]:
@@ -280,15 +303,9 @@ def _note_flights(
         flights.begin_until_ms[message.offset] = stored.begin_until_ms
         crashes = flights.crashes.get(message.offset, 0)
         message.attempt += crashes
-        if crashes >= ALONE_FROM:
-            is_spent = crashes >= SHARED_CRASHES_MAX or message.attempt > session.settings.last_try
-            is_aside = is_spent and sets_aside(session.settings)
-            _note_crash(session, message, crashes, is_set_aside=is_aside)
-            if is_aside:
-                failure = crash_of(session, message, crashes, now_ms)
-                set_aside(session, message, Treatment.DEAD, failure, now_ms)
-                continue
-            name_crash(session, message, crashes, now_ms)
+        is_accused = crashes >= ALONE_FROM
+        if is_accused and _may_set_aside(session, message, crashes, SHARED_CRASHES_MAX, now_ms):
+            continue
         kept.append(message)
     return kept
 
@@ -304,7 +321,8 @@ def take_suspect(session: PartitionSession, suspects: SuspectMessages, now_ms: i
         due.attempt += 1
         _hand_out(session, due, now_ms)
         return True
-    lanes.reopen()
+    if lanes.again:
+        lanes.put_back(lanes.take_owned())
     while lanes.opened or open_next(session, now_ms):
         message = lanes.opened[0]
         if _is_over(session, suspects, now_ms):
@@ -313,18 +331,8 @@ def take_suspect(session: PartitionSession, suspects: SuspectMessages, now_ms: i
         if not lanes.claim(message):
             continue
         crashes = suspects.crashes.get(message.offset, 0)
-        is_spent = crashes >= CRASHES_MAX or (
-            crashes > 0 and message.attempt > session.settings.last_try
-        )
-        is_aside = is_spent and sets_aside(session.settings)
-        if crashes:
-            _note_crash(session, message, crashes, is_set_aside=is_aside)
-        if is_aside:
-            failure = crash_of(session, message, crashes, now_ms)
-            set_aside(session, message, treat_crash(session, message), failure, now_ms)
+        if crashes and _may_set_aside(session, message, crashes, CRASHES_MAX, now_ms):
             continue
-        if crashes:
-            name_crash(session, message, crashes, now_ms)
         suspects.begin(message)
         session.output.requests.append(TakeTurn())
         return True
@@ -347,25 +355,46 @@ def _is_over(session: PartitionSession, suspects: SuspectMessages, now_ms: int) 
     return suspects.is_over(first, now_ms, first_queued=min(queued, default=NEVER))
 
 
+def _may_set_aside(
+    session: PartitionSession, message: Message, crashes: int, crashes_max: int, now_ms: int
+) -> bool:
+    """Set a message aside that has ended its process too often, unless the policy blocks. Return
+    True if it is.
+    """
+    settings = session.settings
+    is_spent = crashes >= crashes_max or message.attempt > settings.last_try
+    is_set_aside = is_spent and sets_aside(settings)
+    failure = _note_crash(session, message, crashes, now_ms, is_set_aside=is_set_aside)
+    if is_set_aside:
+        row = TABLE[settings.failure_policy, settings.consume_strategy]
+        is_parked = row.after is Treatment.PARKED and message.key
+        treatment = Treatment.PARKED if is_parked else Treatment.DEAD
+        set_aside(session, message, treatment, failure, now_ms)
+    return is_set_aside
+
+
 def _note_crash(
-    session: PartitionSession, message: Message, crashes: int, *, is_set_aside: bool
-) -> None:
+    session: PartitionSession,
+    message: Message,
+    crashes: int,
+    now_ms: int,
+    *,
+    is_set_aside: bool = False,
+) -> Failure:
+    """Name a message that has ended processes in the log, and to operators until it is handled.
+    Return its failure.
+    """
     note = Note(NoteKind.CRASHED, message.offset, crashes, message, is_set_aside)
     session.output.notes.append(note)
-
-
-def name_crash(session: PartitionSession, message: Message, crashes: int, now_ms: int) -> None:
-    """Name a message that has ended processes to operators until it is handled."""
-    failure = crash_of(session, message, crashes, now_ms)
-    session.acks.failing.record(message, failure, is_own=True)
-    session.let_acks_linger(now_ms)
-
-
-def treat_crash(session: PartitionSession, message: Message) -> Treatment:
-    """Return what becomes of a message that has ended processes."""
-    settings = session.settings
-    row = TABLE[settings.failure_policy, settings.consume_strategy]
-    return Treatment.PARKED if row.after is Treatment.PARKED and message.key else Treatment.DEAD
+    failure = crash_failure(
+        counted(crashes, "time"),
+        at_ms=session.tenure.epoch_ms + now_ms,
+        attempts=message.attempt - 1,
+    )
+    if not is_set_aside:
+        session.acks.failing.record(message, failure, is_own=True)
+        session.let_acks_linger(now_ms)
+    return failure
 
 
 def on_turn(session: PartitionSession, now_ms: int) -> None:
@@ -426,3 +455,360 @@ def end_suspect(session: PartitionSession) -> None:
         session.acks.begun.pop(suspects.message.offset, None)
         suspects.end()
         session.output.requests.append(LeaveTurn())
+
+
+def batches_of(session: PartitionSession) -> PartitionBatches:
+    """Return the batches of a session that hands out batches."""
+    batches = session.lanes.batches
+    assert batches is not None
+    return batches
+
+
+def take_batch(session: PartitionSession, now_ms: int, *, retries: int) -> None:
+    """
+    Hand out a batch to one worker.
+
+    Args:
+        retries: 0: not a failed one.
+    """
+    if not session.tenure.may_hand_out(now_ms):
+        return
+    if session.suspects is not None and take_suspect(session, session.suspects, now_ms):
+        return
+    batches = batches_of(session)
+    if _waits_for_ack(session, batches):
+        return
+    register(session.lanes, batches)
+    _put_first(session, batches, session.lanes.take_owned())
+    expire_fill(session, now_ms)
+    batch = _take_due_batch(session, batches, now_ms) if retries else None
+    if batch is None:
+        batch = _take_extra(session, batches, now_ms) or _take_opened(session, batches, now_ms)
+    if batch is not None:
+        _hand_out_batch(session, batches, batch, now_ms)
+
+
+def has_more_batches(session: PartitionSession, now_ms: int) -> bool:
+    """Return True if a further worker may get a batch."""
+    if session.suspects is not None:
+        return has_more(session, now_ms)
+    lanes, batches = session.lanes, batches_of(session)
+    if not session.tenure.may_hand_out(now_ms) or _waits_for_ack(session, batches):
+        return False
+    if lanes.again or lanes.extra or batches.is_due(now_ms):
+        return True
+    if lanes.retries and lanes.retries[0].due_ms <= now_ms:
+        return True
+    return _may_begin(session, batches)
+
+
+def _waits_for_ack(session: PartitionSession, batches: PartitionBatches) -> bool:
+    """True while a batch is acked before its handler: the next one is not acked meanwhile, because
+    its messages would be lost with the process.
+    """
+    return bool(batches.awaited) and session.settings.ack is AckMode.BEFORE
+
+
+# ── keys ──────────────────────────────────────────────────────────────────────────────────────────
+def register(lanes: KeyLanes, batches: PartitionBatches) -> None:
+    """Make the keys of the batch busy that was taken while nothing was in hand."""
+    batch = batches.unregistered
+    if batch is None:
+        return
+    batches.unregistered = None
+    batch.keys = {message.key for message in batch.messages if message.key}
+    lanes.busy.update(dict.fromkeys(batch.keys))
+    batches.running |= batch.keys
+
+
+def stop_counting(lanes: KeyLanes, batches: PartitionBatches, batch: MessageBatch) -> None:
+    """Count what waits for the keys of a batch no more, because it has failed or ended."""
+    keys, busy = batch.keys or set(), lanes.busy
+    if batches.held:
+        batches.held -= sum(len(busy[key] or ()) for key in batches.running & keys)
+    batches.running -= keys
+
+
+def finish_batch(session: PartitionSession, batch: MessageBatch) -> None:
+    """Free the keys of a batch that has ended; what waited for them comes first."""
+    lanes, batches = session.lanes, batches_of(session)
+    if batch is batches.unregistered:
+        batches.unregistered = None
+        return
+    stop_counting(lanes, batches, batch)
+    waiting: list[Message] = []
+    pop = lanes.busy.pop
+    for key in batch.keys or ():
+        queue = pop(key, None)
+        if queue:
+            waiting += queue
+    if waiting:
+        _put_first(session, batches, waiting)
+
+
+def _put_first(
+    session: PartitionSession, batches: PartitionBatches, messages: list[Message]
+) -> None:
+    """Put messages before all others; they wait for no fuller batch."""
+    lanes = session.lanes
+    messages.sort(key=by_offset)
+    own = messages
+    if session.redrives.owners:
+        own = [message for message in messages if is_own(session, message)]
+        redriven = [message for message in messages if not is_own(session, message)]
+        lanes.extra.extendleft(reversed(redriven))
+    if own:
+        lanes.opened.extendleft(reversed(own))
+        batches.is_unsorted = batches.fill.is_over = True
+
+
+# ── what comes next ───────────────────────────────────────────────────────────────────────────────
+def _take_due_batch(
+    session: PartitionSession, batches: PartitionBatches, now_ms: int
+) -> MessageBatch | None:
+    """Take what has failed, and is to be tried now."""
+    lanes = session.lanes
+    while (batch := batches.take_due(now_ms)) is not None:
+        batch.count_try()
+        batch.messages = _without_late(session, batch.messages, now_ms)
+        if batch.messages:
+            return batch
+    while (message := lanes.take_due(now_ms)) is not None:
+        message.attempt += 1
+        if _without_late(session, [message], now_ms):
+            keys = {message.key} if message.key and lanes.is_ordered else set()
+            return MessageBatch([message], keys, message.attempt)
+    return None
+
+
+def _take_extra(
+    session: PartitionSession, batches: PartitionBatches, now_ms: int
+) -> MessageBatch | None:
+    """Take redriven messages of one window, or those of a freed key."""
+    extra, owners = session.lanes.extra, session.redrives.owners
+    while extra:
+        window = owners.get((extra[0].partition_id, extra[0].offset))
+        messages: list[Message] = []
+        while extra and len(messages) < batches.count_max:
+            if owners.get((extra[0].partition_id, extra[0].offset)) is not window:
+                break
+            messages.append(extra.popleft())
+        messages.sort(key=by_offset)
+        batch = _claim_batch(session, batches, messages, now_ms)
+        if batch is not None:
+            return batch
+    return None
+
+
+def _take_opened(
+    session: PartitionSession, batches: PartitionBatches, now_ms: int
+) -> MessageBatch | None:
+    """Take the next opened messages, and as many of those that are stored as fit."""
+    lanes = session.lanes
+    batch = None
+    while batch is None and _may_begin(session, batches):
+        while len(lanes.opened) < batches.count_max and open_next(session, now_ms):
+            pass
+        if lanes.opened:
+            messages = take_first(lanes.opened, batches.size_beginning_with(lanes.opened[0]))
+            if batches.is_unsorted:
+                messages.sort(key=by_offset)
+                batches.is_unsorted = bool(lanes.opened)
+            batch = _claim_batch(session, batches, messages, now_ms)
+    if not (lanes.opened or lanes.stored):
+        batches.fill.empty()
+    return batch
+
+
+def _may_begin(session: PartitionSession, batches: PartitionBatches) -> bool:
+    """Return True if a batch of opened and stored messages may begin."""
+    lanes, count_max = session.lanes, batches.count_max
+    if not (lanes.opened or lanes.stored):
+        return False
+    if not batches.fill.is_over and _count_ready(lanes, upto=count_max) < count_max:
+        return False
+    return batches.held < count_max
+
+
+def _count_ready(lanes: KeyLanes, *, upto: int | None = None) -> int:
+    """Return how many messages are opened or stored; `upto` is enough."""
+    count = len(lanes.opened)
+    for stored in lanes.stored:
+        if upto is not None and count >= upto:
+            break
+        count += sum(end - start for start, end in stored.ranges)
+    return count
+
+
+def expire_fill(session: PartitionSession, now_ms: int) -> None:
+    """Let a smaller batch begin once its messages have waited long enough."""
+    fill = batches_of(session).fill
+    if now_ms >= fill.until_ms:
+        fill.expire(_count_ready(session.lanes), now_ms)
+
+
+def _claim_batch(
+    session: PartitionSession, batches: PartitionBatches, messages: list[Message], now_ms: int
+) -> MessageBatch | None:
+    """Make a batch of the messages whose keys are free, and queue the others."""
+    lanes = session.lanes
+    busy = lanes.busy
+    if not lanes.is_ordered:
+        messages = _without_late(session, messages, now_ms)
+        return MessageBatch(messages, set()) if messages else None
+    if not busy:
+        batches.unregistered = batch = MessageBatch(messages, None)
+        return batch
+    keys = {message.key for message in messages}
+    if not keys.isdisjoint(busy):
+        messages = _queue_busy(lanes, batches, messages)
+        if not messages:
+            return None
+        keys = {message.key for message in messages}
+    keys.discard(b"")
+    busy.update(dict.fromkeys(keys))
+    batches.running |= keys
+    return MessageBatch(messages, keys)
+
+
+def _queue_busy(
+    lanes: KeyLanes, batches: PartitionBatches, messages: list[Message]
+) -> list[Message]:
+    """Queue the messages whose keys are busy, and return the others."""
+    busy, running, free = lanes.busy, batches.running, []
+    for message in messages:
+        if message.key not in busy:
+            free.append(message)
+            continue
+        lanes.queue_if_busy(message)
+        batches.held += message.key in running
+    return free
+
+
+def _without_late(session: PartitionSession, messages: list[Message], now_ms: int) -> list[Message]:
+    """Forget messages of a shared group whose time to begin is over, and return the others."""
+    if not session.flights.is_shared:
+        return messages
+    kept = []
+    for message in messages:
+        if _is_late(session, message, now_ms):
+            drop(session, message)
+        else:
+            kept.append(message)
+    return kept
+
+
+# ── handing out ───────────────────────────────────────────────────────────────────────────────────
+def _hand_out_batch(
+    session: PartitionSession, batches: PartitionBatches, batch: MessageBatch, now_ms: int
+) -> None:
+    first = batch.messages[0]
+    if session.settings.ack is AckMode.BEFORE and is_own(session, first):
+        register(session.lanes, batches)
+        await_ack(session, batch)
+        for start, end in ranges_of(batch.messages):
+            session.acks.handled.add(start, end)
+        session.make_ack_due(now_ms)
+        return
+    give_batch(session, batch)
+
+
+def await_ack(session: PartitionSession, batch: MessageBatch) -> None:
+    """Let a batch wait until the acks of all its messages are stored."""
+    batches_of(session).awaited[batch.ref] = batch
+    session.acks.awaited[batch.ref] = batch.messages[0]
+
+
+def give_batch(session: PartitionSession, batch: MessageBatch) -> None:
+    """Give a batch to a worker."""
+    batches_of(session).in_hand[batch.ref] = batch
+    if session.flights.is_shared:  # what is in hand is renewed
+        in_hand = session.lanes.in_hand
+        in_hand.update(((each.partition_id, each.offset), each) for each in batch.messages)
+    session.output.hand_out = batch.messages
+
+
+def columns_of(session: PartitionSession) -> PartitionColumns:
+    """Return the part of a session whose program takes columns."""
+    columns = session.lanes.columns
+    assert columns is not None
+    return columns
+
+
+def on_columns_wanted(session: PartitionSession, _event: ColumnsWanted, now_ms: int) -> None:
+    """The program takes the next part, which is then `lanes.columns.in_hand`."""
+    columns, suspects = columns_of(session), session.suspects
+    if not _may_take_columns(session, columns, now_ms):
+        return
+    if columns.again is not None:
+        columns.begin(columns.again)
+    elif suspects is not None and not _is_over(session, suspects, now_ms):
+        if suspects.message is None and _has_rows(session, now_ms):
+            _begin_alone(session, suspects, now_ms)
+    elif _has_rows(session, now_ms):
+        if suspects is not None:
+            session.set_suspects(None)
+        # Only the first batch was looked through for rows that are to be left out.
+        bytes_max = 0 if _leaves_out(session) else PART_BYTES_MAX
+        columns.begin(take_part(session.lanes.stored, bytes_max=bytes_max))
+
+
+def _may_take_columns(session: PartitionSession, columns: PartitionColumns, now_ms: int) -> bool:
+    """Return True if nothing is in hand or waited for."""
+    if columns.in_hand is not None or columns.awaited is not None:
+        return False
+    is_due = columns.again is None or columns.due_ms <= now_ms
+    return is_due and session.tenure.may_hand_out(now_ms)
+
+
+def has_more_columns(session: PartitionSession, now_ms: int) -> bool:
+    """Return True if a program that asks may get something."""
+    columns, suspects = columns_of(session), session.suspects
+    if not _may_take_columns(session, columns, now_ms):
+        return False
+    if columns.again is not None:
+        return True
+    is_busy = suspects is not None and suspects.message is not None
+    return bool(session.lanes.stored) and not is_busy
+
+
+def _leaves_out(session: PartitionSession) -> bool:
+    return bool(session.parking.keys) or session.intake.is_superfluous is not None
+
+
+def _has_rows(session: PartitionSession, now_ms: int) -> bool:
+    """Return True if the first stored batch has rows to hand out. Rows of parked keys are parked,
+    and rows whose original messages were handled are acked.
+    """
+    stored = session.lanes.stored
+    if not _leaves_out(session):
+        return bool(stored)
+    while stored:
+        batch = stored[0]
+        messages = leave_out_superfluous(session, batch.open(), now_ms)
+        kept = divert(session, messages, now_ms)
+        stored.popleft()
+        if kept:
+            stored.appendleft(ClosedBatch(batch.batch, ranges_of(kept), batch.begin_until_ms))
+            return True
+    return False
+
+
+# ── suspects ──────────────────────────────────────────────────────────────────────────────────────
+def _begin_alone(session: PartitionSession, suspects: SuspectMessages, now_ms: int) -> None:
+    """Make the next rows the present suspect: of a part that has ended its process, a smaller
+    one.
+    """
+    stored = session.lanes.stored
+    first = stored[0].ranges[0][0]
+    begun = min((each for each in suspects.crashes if each >= first), default=None)
+    end = None if begun is None else first + -(-(begun + 1 - first) // PARTS)
+    bytes_max = 0 if _leaves_out(session) else PART_BYTES_MAX
+    part = take_part(stored, bytes_max=bytes_max, end=end)
+    if begun == first:
+        part.crashes = suspects.crashes[first]
+        message = part.batches[0].open()[0]
+        message.attempt += part.crashes
+        _note_crash(session, message, part.crashes, now_ms)
+    suspects.begin(part)
+    session.output.requests.append(TakeTurn())

@@ -1,7 +1,12 @@
-"""RedriveWindows parked keys, and tries messages that wait for a retry, window by window. Pure.
+"""Takes messages out of the order in which they are handed out, and brings them back. Pure.
 
-listed as redriving ─▶ window ─▶ read ─▶ in hand ─▶ stored ─▶ the next window ─▶ freed
-aside, due ─▶ window ─▶ read ─▶ in hand ─▶ stored
+set aside: parked, dead, or for a retry
+    of this partition      Park (which acks it): its key, None for a dead letter, its tries for
+                           a retry
+    redriven               Park again, Shift or FailAgain: it stays parked where it is
+redriven, window by window
+    listed as redriving ─▶ window ─▶ read ─▶ in hand ─▶ stored ─▶ the next window ─▶ freed
+    aside, due ─▶ window ─▶ read ─▶ in hand ─▶ stored
 """
 
 from __future__ import annotations
@@ -11,6 +16,8 @@ from functools import partial
 from ...protocol.message import Message
 from ...protocol.parked import (
     RETRIED,
+    FailAgain,
+    Failure,
     Free,
     Park,
     ParkedKeyRow,
@@ -21,12 +28,132 @@ from ...protocol.parked import (
     is_loose,
 )
 from ...protocol.text import counted
-from .aside import DueRetry
-from .events import KeysListed, SourceUnreadable, WindowRead
-from .parking import Pending
-from .ready import Note, NoteKind, ReadWindow
-from .redrive import CAREFUL_MS, WINDOW, Window, WindowPhase
+from .events import KeysListed, Note, NoteKind, ReadWindow, SourceUnreadable, WindowRead
+from .failure import Treatment, aside_ms
+from .parking import CAREFUL_MS, WINDOW, DueRetry, Pending, Window, WindowPhase
 from .state import PartitionSession
+
+
+def divert(session: PartitionSession, messages: list[Message], now_ms: int) -> list[Message]:
+    """Park the messages of parked keys, and return the others. What the filter leaves out is
+    acked.
+    """
+    parking = session.parking
+    if not parking.keys:
+        return messages
+    rejects = parking.rejects
+    count = len(messages)
+    if rejects is not None:
+        left_out = [each for each in messages if each.key in parking.keys and rejects(each)]
+        for message in left_out:
+            session.acks.handled.add(message.offset, message.offset + 1)
+        if left_out:
+            session.let_acks_linger(now_ms)
+            gone = {message.offset for message in left_out}
+            messages = [message for message in messages if message.offset not in gone]
+    before = sum(map(len, parking.releasing.values()))
+    kept = parking.divert(messages)
+    # What waits for its key to be free is handed out later, so it still counts.
+    released = sum(map(len, parking.releasing.values())) - before
+    session.intake.held -= count - len(kept) - released
+    return kept
+
+
+def set_aside(
+    session: PartitionSession,
+    message: Message,
+    treatment: Treatment,
+    failure: Failure,
+    now_ms: int,
+    *,
+    asked_ms: int | None = None,
+) -> int | None:
+    """Set aside a message, which no worker has any more. Return the milliseconds until its next
+    try; None: there is none.
+    """
+    if not is_own(session, message):
+        return _keep_parked(session, message, treatment, failure, now_ms, asked_ms=asked_ms)
+    parking, lanes, offset = session.parking, session.lanes, message.offset
+    session.acks.tries.pop(offset, None)
+    session.acks.failing.forget((message.partition_id, offset))
+    if treatment is Treatment.PARKED:
+        later = lanes.remove_key(message.key, lambda other: is_own(session, other))
+        session.intake.held -= 1 + len(later)
+        for other in later:  # they may have failed with it, in a batch
+            session.acks.tries.pop(other.offset, None)
+            session.acks.failing.forget((other.partition_id, other.offset))
+        parking.park(message.key, [offset, *(each.offset for each in later)], failure)
+        return None
+    pause = None
+    session.intake.held -= 1
+    if session.flights.is_shared:
+        session.flights.end(offset)
+        session.offsets.mark_acked(offset)  # another copy of it may be stored
+    if treatment is Treatment.ASIDE:
+        pause = aside_ms(session.settings, session.rng, attempt=message.attempt, asked_ms=asked_ms)
+        parking.park(message.attempt, [offset], failure, try_at_ms=now_ms + pause)
+    else:
+        parking.park(None, [offset], failure)
+    lanes.finish(message)
+    return pause
+
+
+def _keep_parked(
+    session: PartitionSession,
+    message: Message,
+    treatment: Treatment,
+    failure: Failure,
+    now_ms: int,
+    *,
+    asked_ms: int | None,
+) -> int | None:
+    """Keep a redriven message parked, which has failed too often. Returns as `set_aside` does."""
+    parking, window = session.parking, leave_window(session, message)
+    key, where = window.key, (message.partition_id, ((message.offset, message.offset + 1),))
+    window.unstored += 1
+    if not is_loose(key):
+        window.is_stopped = True
+        parking.park(key, [], failure, window=window.number)
+        _drop_window(session, window)
+        session.lanes.remove_key(message.key, lambda _: False)
+        return None
+    next_try = None
+    if isinstance(key, int):
+        is_retried = key != RETRIED and treatment is Treatment.ASIDE
+        pause = aside_ms(session.settings, session.rng, attempt=message.attempt, asked_ms=asked_ms)
+        next_try = pause if is_retried else None
+        try_at_ms = now_ms + pause if is_retried else 0
+        shift = Shift(key, message.attempt if is_retried else None, *where, failure)
+        parking.add(shift, window=window.number, try_at_ms=try_at_ms)
+    else:
+        window.failure = failure
+        parking.add(FailAgain(key, *where, failure), window=window.number)
+    session.lanes.finish(message)
+    return next_try
+
+
+def _drop_window(session: PartitionSession, window: Window) -> None:
+    """Drop the messages of a window that no worker has: they are parked."""
+    owners = session.redrives.owners
+    for message in session.lanes.remove(
+        lambda other: owners.get((other.partition_id, other.offset)) is window
+    ):
+        leave_window(session, message)
+
+
+def leave_window(session: PartitionSession, message: Message) -> Window:
+    """End a redriven message here, and return its window."""
+    ref = message.partition_id, message.offset
+    window = session.redrives.owners.pop(ref)
+    window.out.discard(ref)
+    session.acks.failing.forget(ref)
+    session.intake.held -= 1
+    return window
+
+
+def is_own(session: PartitionSession, message: Message) -> bool:
+    """Return True if a message was pulled from this partition, and is not redriven."""
+    return (message.partition_id, message.offset) not in session.redrives.owners
 
 
 def on_listed(session: PartitionSession, event: KeysListed, now_ms: int) -> None:

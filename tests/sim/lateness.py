@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from keylane.consumer.session.suspects import CAREFUL_MS
+from keylane.consumer.session.state import CAREFUL_MS
 from sim.actors.consumers import ConsumerHost
 from sim.machines.database import Shelf
 from sim.service import PATIENCE_S

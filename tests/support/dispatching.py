@@ -16,35 +16,33 @@ from keylane.consumer.dispatch.handler import MessageJobs
 from keylane.consumer.dispatch.workers import WorkerPool
 from keylane.consumer.session.events import (
     BatchHandled,
+    CancelHandlers,
     Event,
+    FailureOutcome,
     FlightsPulled,
     KeysListed,
     LeaseGranted,
     MessageHangs,
     MessagesHandled,
+    Note,
     OperatorChanged,
     Paused,
     Pulled,
+    ReadWindow,
     ReleaseAllowed,
+    Request,
     RunEnded,
+    SendChanges,
     Stopped,
+    TakeTurn,
     Tick,
     TurnTaken,
     WindowRead,
     WorkersFree,
 )
-from keylane.consumer.session.ready import (
-    CancelHandlers,
-    FailureOutcome,
-    Note,
-    ReadWindow,
-    Request,
-    SendChanges,
-    TakeTurn,
-)
+from keylane.consumer.session.offsets import NEVER
 from keylane.consumer.session.state import PartitionSession
 from keylane.consumer.session.step import step
-from keylane.consumer.session.tenure import NEVER
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import Clock, SystemClock, deadline_seconds

@@ -11,8 +11,7 @@ from statistics import median
 import pytest
 
 from keylane import Consumer, ConsumerSettings, Message, Producer
-from keylane.consumer.session.events import Event
-from keylane.consumer.session.ready import Request
+from keylane.consumer.session.events import Event, Request
 from keylane.consumer.session_shell import SessionShell
 from keylane.protocol.frames import Ack, Acked
 from keylane.protocol.limits import PARTITIONS_MAX

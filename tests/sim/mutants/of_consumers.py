@@ -18,9 +18,8 @@ from keylane.consumer.prefetch_budget import PrefetchBudget
 from keylane.consumer.reading.lineage_order import LineageOrder
 from keylane.consumer.session import step
 from keylane.consumer.session.lanes import ClosedBatch, KeyLanes
-from keylane.consumer.session.offsets import HandledOffsets, PullOffsets
-from keylane.consumer.session.state import PartitionSession
-from keylane.consumer.session.tenure import NEVER, SessionPhase, Tenure
+from keylane.consumer.session.offsets import NEVER, HandledOffsets, PullOffsets
+from keylane.consumer.session.state import PartitionSession, SessionPhase, Tenure
 from keylane.consumer.session_shell import SessionShell
 from sim.mutants.mutant import Breaks, Patches
 from sim.mutants.sessions import ForgivingKeys, NeverBusy

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from keylane.consumer.reading.lineage_order import LineageOrder
+from keylane.consumer.reading.lineage_order import LineageOrder, ReplacingRows
 from keylane.consumer.reading.reader import Reader
-from keylane.consumer.reading.replacing_rows import ReplacingRows
 from sim.mutants.mutant import Breaks, Patches
 
 

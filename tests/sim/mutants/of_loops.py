@@ -8,10 +8,10 @@ import asyncio
 from collections import deque
 from typing import Any
 
-from keylane.consumer.session import answers, taking, windows
+from keylane.consumer.session import calls, taking, windows
 from keylane.consumer.session.lanes import KeyLanes
 from keylane.consumer.session.offsets import ranges_of
-from keylane.consumer.session.setting_aside import divert
+from keylane.consumer.session.windows import divert
 from keylane.consumer.settings import FailurePolicy
 from keylane.protocol.message import Message
 from sim.mutants.mutant import Breaks, Patches
@@ -57,7 +57,7 @@ def later_batches_are_parked_before_earlier_ones(patches: Patches) -> None:
             if messages:
                 waiting.append(_OpenedBatch(messages, batch.begin_until_ms))
 
-    real = patches.set(answers, "_store", store)
+    real = patches.set(calls, "_store", store)
 
 
 def held_messages_come_after_newer_ones(patches: Patches) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from keylane.consumer.session.ready import LeaveAncestor, ReadWindow, SendChanges, TakeTurn
+from keylane.consumer.session.events import LeaveAncestor, ReadWindow, SendChanges, TakeTurn
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.errors import KeylaneError

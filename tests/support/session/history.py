@@ -23,38 +23,35 @@ from keylane.consumer.session.events import (
     BatchHandled,
     BatchReturned,
     CallFailed,
+    CancelHandlers,
+    FailureOutcome,
+    FindBroker,
     FlightsPulled,
     KeysListed,
     LeaseGranted,
+    LeaveAncestor,
+    LeaveTurn,
     MessageFailed,
     MessageHangs,
     MessagesHandled,
     MessagesReturned,
     Paused,
     Pulled,
+    ReadWindow,
+    Ready,
     RunEnded,
     RunSpread,
+    SendChanges,
     SourceUnreadable,
     Stopped,
+    TakeTurn,
     Tick,
     TurnTaken,
     WindowRead,
     WorkersFree,
     WorkWanted,
 )
-from keylane.consumer.session.ready import (
-    CancelHandlers,
-    FailureOutcome,
-    FindBroker,
-    LeaveAncestor,
-    LeaveTurn,
-    ReadWindow,
-    Ready,
-    SendChanges,
-    TakeTurn,
-)
-from keylane.consumer.session.state import PartitionSession
-from keylane.consumer.session.tenure import SessionPhase
+from keylane.consumer.session.state import PartitionSession, SessionPhase
 from keylane.consumer.settings import AckMode, ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import FencedError, KeylaneError, UnreachableError

@@ -5,23 +5,10 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from keylane.consumer.session import (
-    answers,
-    aside,
-    batch_outcomes,
-    hand_over,
-    outcomes,
-    step,
-    taking,
-    taking_batches,
-    windows,
-)
-from keylane.consumer.session.acks import PendingAcks
-from keylane.consumer.session.ancestors import PartitionAncestors
-from keylane.consumer.session.aside import AsideMessages
-from keylane.consumer.session.batches import MessageBatch, take_first
+from keylane.consumer.session import calls, hand_over, outcomes, parking, step, taking, windows
 from keylane.consumer.session.events import (
     AncestorLeft,
+    FailureOutcome,
     MessageFailed,
     MessagesHandled,
     Paused,
@@ -30,17 +17,22 @@ from keylane.consumer.session.events import (
     WindowRead,
     WorkersFree,
 )
-from keylane.consumer.session.failing import FailingMessages
-from keylane.consumer.session.flights import Flights
-from keylane.consumer.session.lanes import KeyLanes, by_offset
-from keylane.consumer.session.offsets import HandledOffsets, PullOffsets
-from keylane.consumer.session.parking import PartitionParking
-from keylane.consumer.session.pull_size import PullSize
-from keylane.consumer.session.ready import FailureOutcome
-from keylane.consumer.session.redrive import RedriveWindows
-from keylane.consumer.session.state import PartitionSession
-from keylane.consumer.session.suspects import SuspectMessages
-from keylane.consumer.session.tenure import Tenure
+from keylane.consumer.session.lanes import KeyLanes, MessageBatch, by_offset, take_first
+from keylane.consumer.session.offsets import (
+    FailingMessages,
+    Flights,
+    HandledOffsets,
+    PendingAcks,
+    PullOffsets,
+    PullSize,
+)
+from keylane.consumer.session.parking import (
+    AsideMessages,
+    PartitionAncestors,
+    PartitionParking,
+    RedriveWindows,
+)
+from keylane.consumer.session.state import PartitionSession, SuspectMessages, Tenure
 from sim.mutants.mutant import Mutant, Patches
 from sim.mutants.sessions import on_event
 
@@ -186,9 +178,9 @@ def keys_of_a_failed_batch_freed(patches: Patches) -> None:
 
     def wait(session: Any, batch: Any, due_ms: int) -> None:
         real(session, batch, due_ms)
-        taking_batches.finish(session, batch)
+        taking.finish_batch(session, batch)
 
-    real = patches.set(batch_outcomes, "_wait", wait)
+    real = patches.set(outcomes, "_wait_batch", wait)
 
 
 def newer_half_beside_the_older_one(patches: Patches) -> None:
@@ -199,16 +191,16 @@ def newer_half_beside_the_older_one(patches: Patches) -> None:
         half = MessageBatch(other, keys, batch.attempt)
         session.lanes.batches.wait(half, now_ms + 50)
 
-    patches.set(batch_outcomes, "_wait_apart", wait_apart)
+    patches.set(outcomes, "_wait_apart", wait_apart)
 
 
 def other_half_forgotten(patches: Patches) -> None:
-    patches.set(batch_outcomes, "_wait_apart", lambda session, batch, other, now_ms: None)
+    patches.set(outcomes, "_wait_apart", lambda session, batch, other, now_ms: None)
 
 
 def keys_looked_at_too_late(patches: Patches) -> None:
     """The keys of a batch that was taken alone are never busy."""
-    patches.set(taking_batches, "register", lambda lanes, batches: None)
+    patches.set(taking, "register", lambda lanes, batches: None)
 
 
 def batch_acked_when_one_ack_is_stored(patches: Patches) -> None:
@@ -229,7 +221,7 @@ def tries_of_a_batch_not_counted(patches: Patches) -> None:
     def record_try(session: Any, messages: Any, event: Any) -> None:
         real(session, messages[:1], event)
 
-    real = patches.set(batch_outcomes, "_record_try", record_try)
+    real = patches.set(outcomes, "_record_batch_try", record_try)
 
 
 def redriven_messages_beside_others(patches: Patches) -> None:
@@ -238,9 +230,9 @@ def redriven_messages_beside_others(patches: Patches) -> None:
     def take_extra(session: Any, batches: Any, now_ms: int) -> Any:
         extra = session.lanes.extra
         messages = sorted(take_first(extra, batches.count_max), key=by_offset)
-        return taking_batches._claim(session, batches, messages, now_ms) if messages else None
+        return taking._claim_batch(session, batches, messages, now_ms) if messages else None
 
-    patches.set(taking_batches, "_take_extra", take_extra)
+    patches.set(taking, "_take_extra", take_extra)
 
 
 # ── nothing lost, nothing twice ───────────────────────────────────────────────────────────────────
@@ -317,8 +309,8 @@ def tries_not_loaded(patches: Patches) -> None:
         real(session, answer, now_ms)
         session.intake.earlier_tries = {}
 
-    real = patches.set(answers, "on_acquired", on_acquired)
-    on_event(patches, answers.Acquired, on_acquired)
+    real = patches.set(calls, "on_acquired", on_acquired)
+    on_event(patches, calls.Acquired, on_acquired)
 
 
 def count_leaks(patches: Patches) -> None:
@@ -371,9 +363,9 @@ def redrive_goes_on_after_a_failure(patches: Patches) -> None:
     def drop_window(session: Any, window: Any) -> None:
         window.is_stopped = False
 
-    from keylane.consumer.session import setting_aside
+    from keylane.consumer.session import windows
 
-    patches.set(setting_aside, "_drop_window", drop_window)
+    patches.set(windows, "_drop_window", drop_window)
 
 
 def released_messages_forgotten(patches: Patches) -> None:
@@ -397,7 +389,7 @@ def others_wait_for_an_unreadable_message(patches: Patches) -> None:
 
 def retries_wait_for_an_unreadable_message(patches: Patches) -> None:
     """What cannot be read is put back together with what comes after it."""
-    patches.set(aside, "_split_unreadable", lambda ranges, upto: list(ranges))
+    patches.set(parking, "_split_unreadable", lambda ranges, upto: list(ranges))
 
 
 def unreadable_message_given_up(patches: Patches) -> None:
@@ -431,9 +423,9 @@ def ancestor_noted_before_it_is_told(patches: Patches) -> None:
     """A call to an ancestor that failed counts as answered."""
 
     def on_leave_failed(session: Any, source: int, error: Any, now_ms: int) -> None:
-        answers.on_ancestor_left(session, AncestorLeft(source), now_ms)
+        calls.on_ancestor_left(session, AncestorLeft(source), now_ms)
 
-    patches.set(answers, "_on_leave_failed", on_leave_failed)
+    patches.set(calls, "_on_leave_failed", on_leave_failed)
 
 
 def ancestor_never_told(patches: Patches) -> None:
@@ -455,9 +447,9 @@ def refusal_of_an_ancestor_taken_for_a_fence(patches: Patches) -> None:
 
     def on_leave_failed(session: Any, source: int, error: Any, now_ms: int) -> None:
         real(session, source, error, now_ms)
-        answers.fence(session, 0, now_ms)
+        calls.fence(session, 0, now_ms)
 
-    real = patches.set(answers, "_on_leave_failed", on_leave_failed)
+    real = patches.set(calls, "_on_leave_failed", on_leave_failed)
 
 
 def released_suspect_handed_out_beside_others(patches: Patches) -> None:
@@ -481,7 +473,7 @@ def empty_reads_follow_at_once(patches: Patches) -> None:
     def end_read(session: Any, now_ms: int, *, is_empty: bool) -> None:
         session.calls.pull.end()
 
-    patches.set(answers, "end_read", end_read)
+    patches.set(calls, "end_read", end_read)
 
 
 def superfluous_rows_handed_out(patches: Patches) -> None:
@@ -582,7 +574,7 @@ def lock_lost_in_a_pause(patches: Patches) -> None:
 
 
 def fence_ignored(patches: Patches) -> None:
-    patches.set(answers, "fence", lambda session, token, now_ms: None)
+    patches.set(calls, "fence", lambda session, token, now_ms: None)
 
 
 def lapsed_lease_renewed(patches: Patches) -> None:

@@ -10,9 +10,9 @@ from keylane.consumer.session.events import (
     MessageFailed,
     MessagesHandled,
     Pulled,
+    Ready,
     WorkWanted,
 )
-from keylane.consumer.session.ready import Ready
 from keylane.consumer.session.state import PartitionSession
 from keylane.consumer.session.step import step
 from keylane.consumer.settings import ConsumerSettings

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from keylane.consumer import ConsumerSettings
 from keylane.consumer.parked_reads import _not_passed_over
-from keylane.consumer.session.events import SourceUnreadable, WindowRead
-from keylane.consumer.session.ready import ReadWindow
+from keylane.consumer.session.events import ReadWindow, SourceUnreadable, WindowRead
 from keylane.protocol.batch import batch_starts
 from keylane.protocol.errors import (
     CorruptLogError,

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from keylane.checker.events import Sent, Stored
-from keylane.consumer.session.suspects import CRASHES_MAX
+from keylane.consumer.session.state import CRASHES_MAX
 from keylane.protocol.message import Message
 from keylane.testing.machines.disk import Crashed
 from sim.actors.clients import SUBJECT

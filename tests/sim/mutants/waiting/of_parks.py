@@ -13,7 +13,7 @@ from keylane.broker.partition import park_checks
 from keylane.broker.partition.partition import HostedPartition
 from keylane.consumer.ancestors import Ancestors
 from keylane.consumer.parked_reads import ParkedReads
-from keylane.consumer.session import answers, windows
+from keylane.consumer.session import calls, windows
 from keylane.consumer.session.events import WindowRead
 from keylane.consumer.session.lanes import KeyLanes
 from keylane.consumer.session.parking import PartitionParking
@@ -62,7 +62,7 @@ def tail_of_a_dead_key_is_handed_out(patches: Patches) -> None:
         dead = {row.key for row in event.rows if row.state is ParkState.DEAD}
         session.parking.keys.difference_update(dead - before)
 
-    real = patches.set(answers, "on_listed", on_listed)
+    real = patches.set(calls, "on_listed", on_listed)
 
 
 def redriven_messages_run_backwards(patches: Patches) -> None:

@@ -15,10 +15,9 @@ from keylane.broker.partition.parked import Parked
 from keylane.broker.partition.parked_key import ParkedKey
 from keylane.broker.partition.partition import HostedPartition
 from keylane.consumer.parked_reads import ParkedReads
-from keylane.consumer.session import outcomes, setting_aside, windows
-from keylane.consumer.session.aside import AsideMessages
+from keylane.consumer.session import outcomes, windows
 from keylane.consumer.session.failure import Treatment
-from keylane.consumer.session.parking import PartitionParking
+from keylane.consumer.session.parking import AsideMessages, PartitionParking
 from keylane.consumer.session.windows import attempt_of
 from keylane.consumer.settings import FailurePolicy
 from keylane.protocol.parked import ParkChange, Shift, Unpark
@@ -131,7 +130,7 @@ def handled_retries_stay(patches: Patches) -> None:
         if isinstance(window.key, int):
             windows.on_stored(session, session.parking._others.pop(), 0)
 
-    real = patches.set(outcomes, "unpark", unpark)
+    real = patches.set(outcomes, "_unpark", unpark)
 
 
 def retries_never_end(patches: Patches) -> None:
@@ -171,7 +170,7 @@ def retries_are_due_at_once(patches: Patches) -> None:
     def pause_ms(settings: Any, rng: Any, *, attempt: int, asked_ms: int | None) -> Any:
         return 0 if attempt > 1 else real(settings, rng, attempt=attempt, asked_ms=asked_ms)
 
-    real = patches.set(setting_aside, "aside_ms", pause_ms)
+    real = patches.set(windows, "aside_ms", pause_ms)
 
 
 def retries_hold_their_keys(patches: Patches) -> None:

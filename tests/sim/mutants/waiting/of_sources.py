@@ -8,9 +8,8 @@ from typing import Any
 from keylane.consumer.ancestors import Ancestors
 from keylane.consumer.parked_reads import ParkedReads
 from keylane.consumer.session import windows
-from keylane.consumer.session.aside import AsideMessages
 from keylane.consumer.session.events import SourceUnreadable
-from keylane.consumer.session.unreadable import UnreadableRows
+from keylane.consumer.session.parking import AsideMessages, UnreadableRows
 from keylane.metaserver.groups import parked_ancestors
 from keylane.protocol.errors import KeylaneError, OffsetOutOfRangeError
 from sim.mutants.mutant import Breaks, Patches

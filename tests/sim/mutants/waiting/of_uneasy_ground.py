@@ -10,10 +10,10 @@ from typing import Any
 from keylane.broker.partition.partition import Group
 from keylane.broker.partition.suspects import Suspects
 from keylane.consumer.parked_reads import ParkedReads
-from keylane.consumer.session import taking, taking_batches
+from keylane.consumer.session import taking
 from keylane.consumer.session.events import SourceUnreadable
-from keylane.consumer.session.redrive import WindowPhase
-from keylane.consumer.session.suspects import CRASHES_MAX, SuspectMessages
+from keylane.consumer.session.parking import WindowPhase
+from keylane.consumer.session.state import CRASHES_MAX, SuspectMessages
 from keylane.protocol.errors import KeylaneError
 from sim.mutants.mutant import Breaks, Patches
 from sim.mutants.sessions import on_event
@@ -72,7 +72,6 @@ def a_restart_of_the_owner_clears_suspects(patches: Patches) -> None:
 def suspects_are_handed_out_together(patches: Patches) -> None:
     """Suspects are handed out as any other message, and none is ever accused."""
     patches.set(taking, "take_suspect", lambda _session, _suspects, _now_ms: False)
-    patches.set(taking_batches, "take_suspect", lambda _session, _suspects, _now_ms: False)
 
 
 def new_messages_overtake_suspects(patches: Patches) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from keylane.consumer.reading.arguments import check_arguments
+from keylane.consumer.reading.reader import check_arguments
 from keylane.protocol.errors import ConfigError
 
 NONE: dict[str, Any] = {

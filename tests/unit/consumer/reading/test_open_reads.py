@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from keylane.consumer.reading.open_reads import POLL_MS, OpenReads
+from keylane.consumer.reading.reads import POLL_MS, OpenReads
 from keylane.protocol.errors import NotSentError
 from keylane.protocol.frames import Batches, Read
 from keylane.protocol.limits import READ_WAIT_MS

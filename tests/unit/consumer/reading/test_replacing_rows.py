@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from keylane.consumer.reading.lineage_order import LineageOrder
-from keylane.consumer.reading.replacing_rows import ReplacingRows, WasRead
+from keylane.consumer.reading.lineage_order import LineageOrder, ReplacingRows, WasRead
 from keylane.protocol.errors import SubjectDeletedError
 from keylane.protocol.message import Message, pack_properties
 from keylane.protocol.reprocess.manifest import SOURCE

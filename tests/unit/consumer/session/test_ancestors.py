@@ -7,14 +7,16 @@ from keylane.consumer.session.events import (
     CallFailed,
     KeysListed,
     LeaseGranted,
+    LeaveAncestor,
     MessageFailed,
     MessagesHandled,
+    ReadWindow,
+    SendChanges,
     Stopped,
     Tick,
     WindowRead,
     WorkWanted,
 )
-from keylane.consumer.session.ready import LeaveAncestor, ReadWindow, SendChanges
 from keylane.consumer.session.state import PartitionSession
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.errors import FencedError, UnreachableError

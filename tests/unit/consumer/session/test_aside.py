@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.consumer.session.aside import AsideMessages, DueRetry
+from keylane.consumer.session.parking import AsideMessages, DueRetry
 
 PAUSE_MS = 100
 DEAD, ALIVE = 1, 2

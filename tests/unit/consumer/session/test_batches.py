@@ -6,17 +6,21 @@ import random
 
 import pytest
 
-from keylane.consumer.session.batches import BatchFill, MessageBatch
 from keylane.consumer.session.events import (
     BatchFailed,
     BatchHandled,
     BatchReturned,
     CallFailed,
+    CancelHandlers,
+    FailureOutcome,
     FlightsPulled,
     KeysListed,
     LeaseGranted,
     MessageHangs,
     OperatorChanged,
+    ReadWindow,
+    Ready,
+    SendChanges,
     Stopped,
     Tick,
     TurnTaken,
@@ -24,13 +28,7 @@ from keylane.consumer.session.events import (
     WorkWanted,
 )
 from keylane.consumer.session.failure import Treatment
-from keylane.consumer.session.ready import (
-    CancelHandlers,
-    FailureOutcome,
-    ReadWindow,
-    Ready,
-    SendChanges,
-)
+from keylane.consumer.session.lanes import BatchFill, MessageBatch
 from keylane.consumer.session.state import PartitionSession
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff

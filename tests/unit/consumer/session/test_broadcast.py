@@ -6,15 +6,17 @@ import pytest
 
 from keylane.consumer.session.events import (
     CallFailed,
+    FindBroker,
     LeaseGranted,
     MessageFailed,
+    Note,
+    NoteKind,
     Paused,
     Pulled,
     Stopped,
     Tick,
     WorkWanted,
 )
-from keylane.consumer.session.ready import FindBroker, Note, NoteKind
 from keylane.consumer.session.state import PartitionSession
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff

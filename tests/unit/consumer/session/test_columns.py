@@ -15,17 +15,19 @@ from keylane.consumer.session.events import (
     Event,
     KeysListed,
     LeaseGranted,
+    NoteKind,
     Paused,
     Pulled,
+    Ready,
+    SendChanges,
     Stopped,
+    TakeTurn,
     Tick,
     TurnTaken,
 )
-from keylane.consumer.session.ready import NoteKind, Ready, SendChanges, TakeTurn
-from keylane.consumer.session.state import PartitionSession
+from keylane.consumer.session.lanes import ClosedBatch, ColumnPart, take_part
+from keylane.consumer.session.state import CAREFUL_MS, PartitionSession
 from keylane.consumer.session.step import step
-from keylane.consumer.session.stored import ClosedBatch, ColumnPart, take_part
-from keylane.consumer.session.suspects import CAREFUL_MS
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.frames import Ack, Acked, Acquired
 from keylane.protocol.message import Message

@@ -7,14 +7,13 @@ from keylane.consumer.session.events import (
     MessagesHandled,
     MessagesReturned,
     OperatorChanged,
+    ReadWindow,
     Stopped,
     Tick,
     WindowRead,
     WorkWanted,
 )
-from keylane.consumer.session.failing import FAILING_MAX, FailingMessages
-from keylane.consumer.session.offsets import HandledOffsets
-from keylane.consumer.session.ready import ReadWindow
+from keylane.consumer.session.offsets import FAILING_MAX, FailingMessages, HandledOffsets
 from keylane.protocol.frames import Ack, Acquired
 from keylane.protocol.message import Message
 from keylane.protocol.parked import (

@@ -1,8 +1,13 @@
 """What a shared group's session begins, renews and drops: messages have a time in flight."""
 
-from keylane.consumer.session.events import FlightsPulled, MessagesReturned, WorkersFree, WorkWanted
+from keylane.consumer.session.events import (
+    FailureOutcome,
+    FlightsPulled,
+    MessagesReturned,
+    WorkersFree,
+    WorkWanted,
+)
 from keylane.consumer.session.failure import Treatment
-from keylane.consumer.session.ready import FailureOutcome
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.frames import Ack, PullShared
 from support.session.partition_model import PARTITION_ID, BatchModel

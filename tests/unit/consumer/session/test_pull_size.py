@@ -1,7 +1,7 @@
 """What a shared group's session pulls: what free workers can begin."""
 
 from keylane.consumer.session.events import FlightsPulled, Tick, WorkersFree, WorkWanted
-from keylane.consumer.session.pull_size import PullSize
+from keylane.consumer.session.offsets import PullSize
 from keylane.protocol.frames import PullShared
 from support.session.partition_model import BatchModel
 from support.session.steps import Steps

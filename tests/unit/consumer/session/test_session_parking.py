@@ -5,15 +5,18 @@ from keylane.consumer.session.events import (
     KeysListed,
     MessageFailed,
     MessagesHandled,
+    Note,
+    NoteKind,
     OperatorChanged,
     Pulled,
+    ReadWindow,
+    SendChanges,
     SettingsStored,
     Tick,
     WindowRead,
     WorkWanted,
 )
 from keylane.consumer.session.parking import CHANGES_MAX, WAITING_MAX, PartitionParking
-from keylane.consumer.session.ready import Note, NoteKind, ReadWindow, SendChanges
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import (

@@ -1,8 +1,18 @@
 """Messages that may have ended their process: what docs/PARKING.md promises."""
 
-from keylane.consumer.session.events import CallFailed, Paused, Stopped, Tick, TurnTaken, WorkWanted
-from keylane.consumer.session.ready import LeaveTurn, NoteKind, SendChanges, TakeTurn
-from keylane.consumer.session.suspects import CAREFUL_MAX
+from keylane.consumer.session.events import (
+    CallFailed,
+    LeaveTurn,
+    NoteKind,
+    Paused,
+    SendChanges,
+    Stopped,
+    TakeTurn,
+    Tick,
+    TurnTaken,
+    WorkWanted,
+)
+from keylane.consumer.session.state import CAREFUL_MAX
 from keylane.protocol.errors import OverloadedError
 from keylane.protocol.frames import Ack, Acquired, Release
 from keylane.protocol.parked import Park

@@ -4,12 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.consumer.session.acks import TRIES_PER_ACK
 from keylane.consumer.session.events import (
     CallFailed,
+    CancelHandlers,
     KeysListed,
     LeaseGranted,
     MessagesReturned,
+    Note,
+    NoteKind,
     Paused,
     Pulled,
     RunEnded,
@@ -18,8 +20,7 @@ from keylane.consumer.session.events import (
     WorkWanted,
 )
 from keylane.consumer.session.failure import Treatment
-from keylane.consumer.session.offsets import RANGES_PER_ACK
-from keylane.consumer.session.ready import CancelHandlers, Note, NoteKind
+from keylane.consumer.session.offsets import RANGES_PER_ACK, TRIES_PER_ACK
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import (
     FencedError,

@@ -3,6 +3,7 @@
 import pytest
 
 from keylane.consumer.session.events import (
+    FailureOutcome,
     FlightsPulled,
     KeysListed,
     MessageFailed,
@@ -10,13 +11,14 @@ from keylane.consumer.session.events import (
     MessagesReturned,
     OperatorChanged,
     Paused,
+    ReadWindow,
     RunSpread,
+    SendChanges,
     Tick,
     WindowRead,
     WorkWanted,
 )
 from keylane.consumer.session.failure import Treatment
-from keylane.consumer.session.ready import FailureOutcome, ReadWindow, SendChanges
 from keylane.protocol.frames import Ack, ParkedChanged
 from keylane.protocol.message import Message
 from keylane.protocol.parked import ParkedKeyRow, ParkState

@@ -4,12 +4,13 @@ from keylane.consumer.session.events import (
     CallFailed,
     KeysListed,
     MessagesHandled,
+    ReadWindow,
+    SendChanges,
     SourceUnreadable,
     Tick,
     WindowRead,
     WorkWanted,
 )
-from keylane.consumer.session.ready import ReadWindow, SendChanges
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import UnreachableError
 from keylane.protocol.frames import Acquired, ParkedChanged
