@@ -144,7 +144,7 @@ Rows without that count did not tell such stops apart: there, a stop counts as a
 CONSUMERS = """
 ## Killed consumers
 
-Eight consumer groups handle the messages of two subjects: for each failure policy an exclusive group and a shared one, each with two members and a ttl of one second.
+Eight consumer groups handle the messages of two subjects: for each failure policy an exclusive group and a shared one, each with two members and a ttl of two seconds.
 A member is killed with SIGKILL up to 0.4 seconds after its first message, and started again at once, until each group has lost as many as the row says.
 A kill counts only if the process still ran then, and had got a message.
 Members handle messages one by one, in batches, in a loop, or in a loop that takes many; half of those of exclusive groups keep a name (`instance`).

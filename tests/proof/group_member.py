@@ -24,7 +24,7 @@ from keylane.protocol.backoff import Backoff
 from proof.recording import Recorder
 from support.observation import dropped, ended, started
 
-TTL_MS = 1_000
+TTL_MS = 2_000
 TRIES_MAX = 3
 HANDLER_S = 0.008
 """The longest time that the handling of a message takes."""
