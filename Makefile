@@ -102,12 +102,13 @@ sim: $(STAMP) ## simulate the whole system (SEEDS=300 FIRST=0 WORLD=all SEED=k M
 	@PYTHONPATH=tests $(BIN)/python -m sim.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --first $(FIRST) --world $(WORLD)) \
 	    $(if $(MUTANTS),--mutants $(MUTANTS))
 
-# All seeds, all mutants, all kill points, and the long run of real processes; 0 leaves a part out.
+# All seeds, all mutants, all kill points, the long run of real processes, and 500 kills of consumers of
+# each group, under every failure policy; 0 leaves a part out.
 # RANDOM=2000 draws seeds that nobody has looked at, instead of SEEDS from FIRST on.
-proof: $(STAMP) ## the long proof, into docs/PROOF.md (SEEDS=20000 FIRST=0 RANDOM=n FEATURES=4000 FOLLOWED=2000 FOLLOWED_FEATURES=1000 LIMIT=2000 KILLS=1, 0 or crash, CYCLES=20)
+proof: $(STAMP) ## the long proof, into docs/PROOF.md (SEEDS=20000 FIRST=0 RANDOM=n FEATURES=4000 FOLLOWED=2000 FOLLOWED_FEATURES=1000 LIMIT=2000 KILLS=1, 0 or crash, CYCLES=20 KILLED_CONSUMERS=500)
 	@PYTHONPATH=tests $(BIN)/python -m proof.run --first $(FIRST) $(if $(filter file,$(origin SEEDS)),,--seeds $(SEEDS)) \
 	    $(if $(RANDOM),--random $(RANDOM)) $(if $(DRAWING),--drawing $(DRAWING)) \
-	    $(if $(FEATURES),--features $(FEATURES)) $(if $(FOLLOWED),--followed $(FOLLOWED)) $(if $(FOLLOWED_FEATURES),--followed-features $(FOLLOWED_FEATURES)) $(if $(LIMIT),--limit $(LIMIT)) $(if $(KILLS),--kills $(KILLS)) $(if $(CYCLES),--cycles $(CYCLES)) $(ARGS)
+	    $(if $(FEATURES),--features $(FEATURES)) $(if $(FOLLOWED),--followed $(FOLLOWED)) $(if $(FOLLOWED_FEATURES),--followed-features $(FOLLOWED_FEATURES)) $(if $(LIMIT),--limit $(LIMIT)) $(if $(KILLS),--kills $(KILLS)) $(if $(CYCLES),--cycles $(CYCLES)) $(if $(KILLED_CONSUMERS),--killed-consumers $(KILLED_CONSUMERS)) $(ARGS)
 
 kills: $(STAMP) ## kill the broker at every point, with both indexes (`make test` has a sample; `make proof` runs this)
 	@$(PARALLEL) --whole tests/crash $(ARGS)

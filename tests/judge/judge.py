@@ -12,7 +12,8 @@ An .events file is a sequence of u32 length (little-endian) and msgpack `[boot c
     0 Sent      value, key, producer session, number in it, strict
     1 Settled   value, "stored" | "not done" | "unknown", partition, offset, reordered, twice
     2 Started   group, session, partition, offset, value, token, …          a handler began
-    3 Ended     group, partition, offset, token, …                          a handler returned
+    3 Ended     group, partition, offset, token, session                    a handler returned
+    4 Dropped   session, partition, offset                                  it raised; of a batch, all its messages
     7 to 9                                                                  calls on leases and fences, see leases.py
 
 Of an .orders database only the user's own table is read: `orders (value, order_key, number)` has a
@@ -27,7 +28,9 @@ What is judged
     handled means awaited    what a group's log has as acked was handled to its end, or is parked; what is parked no longer
                              was handled, because operators of a run that is judged skip nothing
     order of handling        of a key, no first handler starts before the one before it has ended; parked and redriven
-                             messages too, but not dead letters
+                             messages too, but not what was set aside without its key. No owner of a partition handles
+                             a message after a later one of its key
+    failure policies         of groups that have one, see policies.py: nothing is set aside that need not be
     drained                  at the end every group has acked all there is
     removed means read       what is not stored any more was handled by every group that handled anything
     leases and fences        the calls on each could have been made one at a time (linearizability)
@@ -39,16 +42,17 @@ import json
 import sqlite3
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import pairwise
+from functools import cache, partial
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 from leases import Calls
+from policies import Owners, Promise, read_promises, set_aside_alone
 from segments import Group, Partition, read_folder
 
 EXAMPLES_MAX = 20
@@ -148,10 +152,17 @@ def read_events(path: Path) -> Iterator[tuple[int, int, list[Any]]]:
 
 
 def judge(
-    partitions: Mapping[int, Partition], clients: Clients, *, drained: bool = True
+    partitions: Mapping[int, Partition],
+    clients: Clients,
+    owners: Owners,
+    promises: Mapping[str, Promise],
+    *,
+    drained: bool = True,
 ) -> Findings:
     """Everything that is wrong; see the module's text."""
     findings = Findings()
+    for group_name in promises:
+        clients.handlings[group_name]  # a group that handled nothing is judged as well
     places = _places(partitions, clients, findings)
     for value in clients.committed - places.keys():
         findings.note("lost", f"{value!r} was committed and is nowhere")
@@ -161,20 +172,20 @@ def judge(
     for lane in lanes.values():
         _judge_log_order(lane, before, findings)
     for group_name, handlings in clients.handlings.items():
-        dead = _dead_letters(partitions, group_name)
-        for lane in lanes.values():
-            in_order = [entry for entry in lane if entry[1] not in dead]
-            _judge_handling_order(group_name, in_order, handlings, findings)
+        promise = promises.get(group_name, Promise())
+        if promise.is_ordered:
+            alone = set_aside_alone(partitions, group_name)
+            for lane in lanes.values():
+                in_order = [entry for entry in lane if entry[1] not in alone]
+                passed = partial(owners.is_given_up, group_name, promise)
+                _judge_handling_order(group_name, in_order, handlings, passed, findings)
         parked = _parked(partitions, group_name)
         for partition in partitions.values():
+            if promise.subject not in {"", partition.subject}:
+                continue
             group = partition.groups.get(group_name, Group())
             _judge_group(partition, group_name, group, handlings, parked, findings, drained=drained)
     return findings
-
-
-def _dead_letters(partitions: Mapping[int, Partition], group_name: str) -> set[Place]:
-    groups = (partition.groups.get(group_name, Group()) for partition in partitions.values())
-    return set().union(*(group.dead for group in groups))
 
 
 def _parked(partitions: Mapping[int, Partition], group_name: str) -> set[Place]:
@@ -293,13 +304,16 @@ def _judge_handling_order(
     group_name: str,
     lane: list[tuple[int, Place]],
     handlings: Mapping[Place, Handling],
+    may_be_passed: Callable[[Place, int], bool],
     findings: Findings,
 ) -> None:
     nothing = Handling()
     for (_, place), (_, next_place) in pairwise(lane):
         ended_ns = handlings.get(place, nothing).ended_ns
         started_ns = handlings.get(next_place, nothing).started_ns
-        if started_ns is not None and (ended_ns is None or started_ns < ended_ns):
+        if started_ns is None or (ended_ns is not None and ended_ns <= started_ns):
+            continue
+        if not may_be_passed(place, started_ns):
             findings.note(
                 "handled too early", f"{next_place} in group {group_name}, before {place} had ended"
             )
@@ -341,7 +355,8 @@ def _acked(partition: Partition, group: Group) -> Iterator[int]:
 def judge_folder(folder: Path, *, drained: bool = True) -> dict[str, Any]:
     """The verdict on a folder of data folders and .events files, as what JSON can carry."""
     partitions: dict[int, Partition] = {}
-    clients, calls = Clients(), Calls()
+    clients, calls, owners = Clients(), Calls(), Owners()
+    promises = read_promises(folder)
     problems: list[str] = []
     for broker in sorted(path.parent for path in folder.glob("*/log")):
         hosted, wrong = read_folder(broker)
@@ -352,12 +367,13 @@ def judge_folder(folder: Path, *, drained: bool = True) -> dict[str, Any]:
         for at_ns, kind, fields in read_events(path):
             clients.note(at_ns, kind, fields)
             calls.note(path.stem, at_ns, kind, fields)
+            owners.note(at_ns, kind, fields)
     for path in sorted(folder.glob("*.orders")):
         clients.read_orders(path)
-    findings = judge(partitions, clients, drained=drained)
+    findings = judge(partitions, clients, owners, promises, drained=drained)
     for problem in problems:
         findings.note("damage", problem)
-    for kind_of_harm, text in calls.judge():
+    for kind_of_harm, text in chain(calls.judge(), owners.judge(partitions, promises)):
         findings.note(kind_of_harm, text)
     return {
         "partitions": len(partitions),
@@ -370,6 +386,15 @@ def judge_folder(folder: Path, *, drained: bool = True) -> dict[str, Any]:
             for handlings in clients.handlings.values()
         ),
         "parked": sum(len(_parked(partitions, name)) for name in clients.handlings),
+        "interrupted": dict(sorted(owners.interrupted().items())),
+        "set_aside": {
+            name: sum(
+                len(group.alone | group.by_key)
+                for group in (partition.groups.get(name) for partition in partitions.values())
+                if group is not None
+            )
+            for name in sorted(clients.handlings)
+        },
         "findings": dict(sorted(findings.counts.items())),
         "examples": findings.examples,
     }

@@ -32,7 +32,7 @@ MAGIC = b"BKL1"
 LENGTH_MAX = 1_118_208
 MESSAGES, PARTITION, SEAL, FENCE, CURSOR, STATE = 1, 2, 3, 4, 5, 6
 PARKED = 10
-PARK, UNPARK, FREE, ADOPT, FREEZE, CLEAR, BURY = 1, 2, 3, 5, 6, 7, 12
+PARK, UNPARK, FREE, ADOPT, FREEZE, CLEAR, LOOSE, BURY = 1, 2, 3, 5, 6, 7, 11, 12
 """Changes in a record of kind PARKED."""
 ZSTD, LZ4 = 1, 2
 PACKED_RATIO_MAX = 64
@@ -58,12 +58,16 @@ class Group:
     """Acked `[start, end)` above the cursor."""
     reset: bool = False
     """An operator has set the cursor; what was acked before is no measure any more."""
-    parked: dict[tuple[int, int], bytes | None] = field(default_factory=dict)
+    parked: dict[tuple[int, int], bytes | int | None] = field(default_factory=dict)
     """(partition that has the message, offset) → the key under which it is set aside now; None: a
-    dead letter.
+    dead letter; a number: it waits for retry.
     """
-    dead: set[tuple[int, int]] = field(default_factory=set)
-    """What was ever a dead letter: later messages of its key do not wait for it."""
+    alone: set[tuple[int, int]] = field(default_factory=set)
+    """What was ever set aside without its key: later messages of its key do not wait for it."""
+    by_key: set[tuple[int, int]] = field(default_factory=set)
+    """What was ever set aside with its key."""
+    failed: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
+    """Type of the failure, and tries, with which a message was first set aside."""
     adopted: set[int] = field(default_factory=set)
     """Parents whose parked messages are here now."""
     frozen: bool = False
@@ -254,7 +258,7 @@ def _fold(partition: Partition, record: Record) -> str:
     elif record.kind == STATE:
         return _fold_state(partition, record)
     elif record.kind == PARKED:
-        group_name, _token, _at_ms, changes = decode_msgpack(record.body)
+        group_name, _token, _at_ms, changes, *_ = decode_msgpack(record.body)
         group = partition.groups.setdefault(group_name, Group())
         problems = [_fold_change(partition, group, *change) for change in changes]
         return "; ".join(filter(None, problems))
@@ -264,8 +268,16 @@ def _fold(partition: Partition, record: Record) -> str:
 def _fold_change(partition: Partition, group: Group, number: int, *told: Any) -> str:
     """Add a change of what a group has parked."""
     if number in {PARK, BURY}:
-        key, ranges, *_ = told
-        _park(group, key, ((partition.partition_id, start, end) for start, end in ranges))
+        key, ranges, failure, *_ = told
+        _park(group, key, [(partition.partition_id, start, end) for start, end in ranges])
+        if failure is not None:
+            kind, _text, _consumer, _at_ms, tries = failure
+            for start, end in ranges[:1]:
+                for offset in range(start, end if _is_loose(key) else start + 1):
+                    group.failed.setdefault((partition.partition_id, offset), (kind, tries))
+    elif number == LOOSE:
+        _key, to, source, ranges, *_ = told
+        _park(group, to, [(source, start, end) for start, end in ranges])
     elif number == UNPARK:
         key, source, ranges = told
         for start, end in ranges:
@@ -288,12 +300,17 @@ def _fold_change(partition: Partition, group: Group, number: int, *told: Any) ->
     return ""
 
 
-def _park(group: Group, key: bytes | None, rows: Iterable[tuple[int, int, int]]) -> None:
+def _is_loose(key: bytes | int | None) -> bool:
+    """Return True of a dead letter, of what waits for retry, and of messages without a key."""
+    return not isinstance(key, bytes) or not key
+
+
+def _park(group: Group, key: bytes | int | None, rows: Iterable[tuple[int, int, int]]) -> None:
+    ever = group.alone if _is_loose(key) else group.by_key
     for source, start, end in rows:
         for offset in range(start, end):
             group.parked[source, offset] = key
-            if key is None:
-                group.dead.add((source, offset))
+            ever.add((source, offset))
 
 
 def _fold_messages(partition: Partition, record: Record) -> str:

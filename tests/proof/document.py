@@ -27,11 +27,11 @@ A line below the table sums up the shares of earlier versions. The commit log sa
 
 To run one share of the simulation alone (`SEEDS=0` leaves the simulation out):
 
-    make proof SEEDS=2000 FIRST=4000 FEATURES=0 FOLLOWED=0 FOLLOWED_FEATURES=0 LIMIT=0 KILLS=0 CYCLES=0
+    make proof SEEDS=2000 FIRST=4000 FEATURES=0 FOLLOWED=0 FOLLOWED_FEATURES=0 LIMIT=0 KILLS=0 CYCLES=0 KILLED_CONSUMERS=0
 
 To draw the seeds at random from [10^6, 10^9):
 
-    make proof RANDOM=2000 FEATURES=0 FOLLOWED=0 FOLLOWED_FEATURES=0 LIMIT=0 KILLS=0 CYCLES=0
+    make proof RANDOM=2000 FEATURES=0 FOLLOWED=0 FOLLOWED_FEATURES=0 LIMIT=0 KILLS=0 CYCLES=0 KILLED_CONSUMERS=0
 
 The row then has the number of the drawing and a digest of its seeds. `DRAWING=` with that number draws the same seeds again.
 
@@ -141,6 +141,33 @@ Rows without that count did not tell such stops apart: there, a stop counts as a
 | date | version | cycles | faults | messages | events | stale effects | late starts | inversions | other | stopped at a first line | judge: acked, handled, wrong | control: stale effects | control: skips | seconds |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
+CONSUMERS = """
+## Killed consumers
+
+Eight consumer groups handle the messages of two subjects: for each failure policy an exclusive group and a shared one, each with two members and a ttl of two seconds.
+A member is killed with SIGKILL up to 0.4 seconds after its first message, and started again at once, until each group has lost as many as the row says.
+A kill counts only if the process still ran then, and had got a message.
+Members handle messages one by one, in batches, in a loop, or in a loop that takes many; half of those of exclusive groups keep a name (`instance`).
+Some messages fail at their first try, and some at every try, until an operator has mended them and has what was set aside handled again.
+At the end every message has to be handled, and nothing may be left aside.
+
+A handler writes down at once that it begins, and how it ends. The judge compares that with the brokers' segments, and knows what each policy promises:
+
+* nothing is lost: what is acked was handled to its end
+* in an exclusive group the messages of a key are handled in order, and no owner goes back behind what it has handled
+* only messages that were given up may be passed by later ones of their key; a parked key is never passed
+* nothing is set aside under `"block"`; elsewhere only what has failed often enough or has ended processes, and in the way of the policy
+
+A handler that a kill has interrupted began and came to no end.
+Two control runs with a few kills have to show harm: in one, members ack what they hand out; in the other, messages of a key do not wait for each other.
+`tests/judge/test_policies.py` shows that the judge finds records that are broken on purpose.
+This command kills 500 members of each group, and does nothing else:
+
+    make proof KILLED_CONSUMERS=500 SEEDS=0 FEATURES=0 FOLLOWED=0 FOLLOWED_FEATURES=0 LIMIT=0 KILLS=0 CYCLES=0
+
+| date | version | kills of each group | killed | handlers interrupted | messages | handled, in all groups | set aside | wrong | control: losses | control: inversions | seconds |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
+"""
 MUTANTS = """
 ## Mutants
 
@@ -157,7 +184,7 @@ work is killed in the same way, and it is stopped at arbitrary moments: these ar
 A row of "all" includes what else `make test` leaves out: seeds that found a fault once, and stores cut at every byte.
 This command runs `tests/crash/` without these:
 
-    make proof KILLS=crash SEEDS=0 FEATURES=0 FOLLOWED=0 FOLLOWED_FEATURES=0 LIMIT=0 CYCLES=0
+    make proof KILLS=crash SEEDS=0 FEATURES=0 FOLLOWED=0 FOLLOWED_FEATURES=0 LIMIT=0 CYCLES=0 KILLED_CONSUMERS=0
 
 | date | version | folders of tests | tests | failed | seconds |
 | --- | --- | --- | --- | --- | --- |
@@ -182,6 +209,7 @@ def document(shares: str) -> str:
         (FOLLOWED, "followed", _simulated, _simulated_earlier),
         (FOLLOWED_FEATURES, "followed_features", _simulated, _simulated_earlier),
         (PROCESSES, "processes", _performed, _performed_earlier),
+        (CONSUMERS, "consumers", _killed_members, _killed_members_earlier),
         (KILLS, "kills", _killed, _killed_earlier),
         (MUTANTS, "mutants", _hunted, _hunted_earlier),
     ):
@@ -197,6 +225,10 @@ def document(shares: str) -> str:
         if name == "processes" and newest:
             faults = ", ".join(f"{kind} {n}" for kind, n in newest[-1][name]["faults"].items())
             text += f"\nFaults of the latest run: {faults}.\n"
+        if name == "consumers" and newest:
+            killed = newest[-1][name]["killed"]
+            groups = ", ".join(f"{group} {killed[group]:,}" for group in sorted(killed))
+            text += f"\nKills of the latest run: {groups}.\n"
         if name == "mutants" and newest:
             text += EACH + "".join(
                 _row(mutant["mutant"], _seed(mutant), mutant["by"].replace("|", "/"))
@@ -379,6 +411,27 @@ def _killed(part: dict[str, Any]) -> tuple[object, ...]:
 
 def _killed_earlier(parts: list[dict[str, Any]]) -> str:
     return f"{_counted(len(parts), 'run')}, {_sum(parts, 'failed'):,} failed tests"
+
+
+def _killed_members(part: dict[str, Any]) -> tuple[object, ...]:
+    judge = part["judge"]
+    return (
+        part["kills"],
+        sum(part["killed"].values()),
+        sum(judge["interrupted"].values()),
+        judge["stored"],
+        judge["handled"],
+        sum(judge["set_aside"].values()),
+        sum(judge["findings"].values()),
+        part["control_losses"],
+        part["control_inversions"],
+    )
+
+
+def _killed_members_earlier(parts: list[dict[str, Any]]) -> str:
+    killed = sum(sum(part["killed"].values()) for part in parts)
+    wrong = sum(sum(part["judge"]["findings"].values()) for part in parts)
+    return f"{_counted(len(parts), 'run')} with {killed:,} kills, {wrong:,} errors"
 
 
 def _hunted(part: dict[str, Any]) -> tuple[object, ...]:

@@ -1,5 +1,5 @@
-"""`make proof`: seeds, mutants, kill points and the long story of real processes; adds what was run
-to docs/PROOF.md.
+"""`make proof`: seeds, mutants, kill points, killed consumers and the long story of real processes;
+adds what was run to docs/PROOF.md.
 
 Each call is a share: its results are a line of docs/proof.jsonl, out of which the document is
 written anew.
@@ -31,6 +31,7 @@ from xml.etree import ElementTree as ET
 from proof import readme
 from proof.controls import run_without_drain_rule, run_without_fence
 from proof.document import DOCUMENT, SHARES, SIMULATED, document
+from proof.killed_consumers import count_harm, kill_consumers
 from proof.second_opinion import second_opinion
 from proof.stage import Stage
 from proof.story import Story, StoryResult
@@ -138,6 +139,25 @@ def run_processes(cycles: int, seed: int) -> dict[str, Any]:
     }
 
 
+def kill_members(kills: int, seed: int) -> dict[str, Any]:
+    """Kill this many consumers of each group, and see that the judge finds two bugs."""
+    with tempfile.TemporaryDirectory() as folder:
+        told = asyncio.run(kill_consumers(Path(folder), kills, seed=seed))
+        for line in told["judge"].pop("examples"):
+            print(line, flush=True)
+        if told["judge"]["findings"]:
+            kept = shutil.copytree(folder, tempfile.mkdtemp(prefix="proof-"), dirs_exist_ok=True)
+            print(f"all that was written is in {kept}", flush=True)
+    controls = {}
+    for name, mutant, kind in (
+        ("control_losses", "acked_when_handed_out", "acked unhandled"),
+        ("control_inversions", "lanes_ignore_keys", "handled too early"),
+    ):
+        with tempfile.TemporaryDirectory() as folder:
+            controls[name] = asyncio.run(count_harm(Path(folder), mutant, kind))
+    return {"kills": kills, "seed": seed} | told | controls
+
+
 def kill_everywhere(workers: int, folders: Sequence[str]) -> dict[str, Any]:
     """Every test of `tests/crash`, and of the other folders those that `make test` leaves out."""
     with tempfile.TemporaryDirectory() as folder:
@@ -181,13 +201,16 @@ def main() -> int:
     parser.add_argument("--drawing", type=int, help="the number of an earlier drawing")
     parser.add_argument("--limit", type=int, default=MUTANT_SEEDS_MAX, help="seeds for a mutant")
     parser.add_argument("--cycles", type=int, default=20, help="of resizes of real processes")
+    parser.add_argument("--killed-consumers", type=int, default=500, help="of each consumer group")
     parser.add_argument(
         "--kills",
         choices=("0", "1", "crash"),
         default="1",
         help="0: not the kill points; crash: those of tests/crash alone",
     )
-    parser.add_argument("--story", type=int, default=1, help="the story's seed")
+    parser.add_argument(
+        "--story", type=int, default=1, help="the seed of the story and of the killed consumers"
+    )
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no seeds after these")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args()
@@ -209,6 +232,10 @@ def main() -> int:
         "mutants": (bool(args.limit), lambda: hunt_mutants(args.limit, args.workers)),
         "kills": (args.kills != "0", lambda: kill_everywhere(2 * args.workers, folders)),
         "processes": (bool(args.cycles), lambda: run_processes(args.cycles, args.story)),
+        "consumers": (
+            bool(args.killed_consumers),
+            lambda: kill_members(args.killed_consumers, args.story),
+        ),
     }
     for name, (wanted, run) in parts.items():
         if wanted:
@@ -242,15 +269,24 @@ def _further(args: argparse.Namespace, world: str, count: int) -> Callable[[], d
 def _tell(share: dict[str, Any]) -> int:
     """The last line, as of `make sim`; the exit status."""
     sims = [share.get(name, {}) for name in SIMULATED]
-    process = share.get("processes", {})
+    process, consumers = share.get("processes", {}), share.get("consumers", {})
     mutants = share.get("mutants", {}).get("found", [])
     caught = sum(mutant["caught"] for mutant in mutants)
-    harmless = sum(not process[name] for name in process if name.startswith("control"))
+    harmless = sum(
+        not part[name]
+        for part in (process, consumers)
+        for name in part
+        if name.startswith("control")
+    )
     names = ("seeds", "faults", "events", "violations")
     line = {name: sum(sim.get(name, 0) for sim in sims) for name in names}
-    judged = process.get("judge", {}).get("findings", {})
+    judged = [part.get("judge", {}).get("findings", {}) for part in (process, consumers)]
     line["violations"] += share.get("kills", {}).get("failed", 0)
-    line["violations"] += sum(process.get("counts", {}).values()) + harmless + sum(judged.values())
+    line["violations"] += sum(
+        share.get("consumers", {}).get("judge", {}).get("findings", {}).values()
+    )
+    line["violations"] += sum(process.get("counts", {}).values()) + harmless
+    line["violations"] += sum(sum(findings.values()) for findings in judged)
     seconds = sum(share[name]["seconds"] for name in share if isinstance(share[name], dict))
     print(
         json.dumps(line | {"mutants": len(mutants), "mutants_caught": caught, "seconds": seconds})

@@ -31,6 +31,28 @@ def test_row_of_kill_points_says_which_tests_were_run() -> None:
     assert "| d | v | crash | 125 | 0 | 60 |" in document(json.dumps(share))
 
 
+def test_row_of_killed_consumers_sums_up_the_groups() -> None:
+    judge = {
+        "stored": 100,
+        "handled": 400,
+        "interrupted": {"block-exclusive": 2, "park-shared": 3},
+        "set_aside": {"block-exclusive": 0, "park-shared": 7},
+        "findings": {"lost": 1},
+    }
+    consumers = {
+        "kills": 50,
+        "killed": {"block-exclusive": 50, "park-shared": 51},
+        "judge": judge,
+        "control_losses": 8,
+        "control_inversions": 9,
+        "seconds": 60,
+    }
+    share = {"date": "d", "version": "v", "machine": "m", "consumers": consumers}
+    page = document(json.dumps(share))
+    assert "| d | v | 50 | 101 | 5 | 100 | 400 | 7 | 1 | 8 | 9 | 60 |" in page
+    assert "Kills of the latest run: block-exclusive 50, park-shared 51." in page
+
+
 def _share(version: str, seeds: int, bad_seeds: list[int]) -> dict[str, Any]:
     return {
         "date": "d",
