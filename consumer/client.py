@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from operator import attrgetter
 from threading import get_ident
@@ -36,14 +37,14 @@ from ..protocol.settings import (
     range_problems,
     refuse_unknown_arguments,
 )
+from ..protocol.text import counted
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from ..rpc.environment import Environment, environment_of
 from ..rpc.loop_binding import LoopBinding, LoopBoundClient
 from ..rpc.network import Network
-from ..rpc.race import Race, error_of, shield
+from ..rpc.race import Race, error_of, shield, start_task
 from .arguments import check_broadcast, check_callbacks, check_names, resolve_start
-from .consumer_set import ConsumerSet
 from .delivery.filter import build_filter
 from .delivery.handed_out import check_handed_out, to_list
 from .delivery.suspect_lock import SuspectLock
@@ -597,9 +598,7 @@ class Consumer(LoopBoundClient, Generic[V]):
     @property
     def _members(self) -> list[Consumer[Any]]:
         """The consumers registered with `on`, or this one."""
-        if self._consumer_set is None:
-            return [self]
-        return [member for member in self._consumer_set.members if isinstance(member, Consumer)]
+        return [self] if self._consumer_set is None else self._consumer_set.members
 
     @property
     def assignment(self) -> list[Assignment]:
@@ -927,6 +926,139 @@ class Consumer(LoopBoundClient, Generic[V]):
 
 async def _do_nothing() -> None:
     """Replaces an ack of no messages."""
+
+
+class ConsumerSet:
+    """Opens, runs and closes its members together; an error in one closes all."""
+
+    def __init__(self) -> None:
+        self.members: list[Consumer[Any]] = []
+        self._registered: set[tuple[str, str]] = set()
+        """The (subject, group) pairs that have a member."""
+        self._open = False
+        self._close_count = 0
+        """The number of calls to `begin_close`."""
+
+    @property
+    def state(self) -> str:
+        """The state, for `repr`: "open" or "closed"."""
+        return "open" if self._open else "closed"
+
+    def check_not_registered(self, subject: str, group: str | None) -> None:
+        """Raise ConfigError if the subject and group already have a member. A broadcast consumer
+        has no group, so it is always accepted.
+        """
+        if group is not None and (subject, group) in self._registered:
+            raise ConfigError(Reason.HANDLER_TWICE, subject=subject, group=group)
+
+    def add(self, member: Consumer[Any], subject: str = "", group: str | None = None) -> None:
+        """Add a member. Raises UsageError if the members are open."""
+        if self._open:
+            raise UsageError(Reason.ALREADY_OPEN, "add handlers before the consumer is opened")
+        self.members.append(member)
+        if group is not None:
+            self._registered.add((subject, group))
+
+    async def open(self) -> None:
+        """
+        Open all members, or none.
+
+        Raises:
+            HandlerTypeError: there is no member.
+            UsageError: the members are open.
+            ClosedError: `close` was called in the meantime.
+            BaseException: a member failed to open.
+        """
+        if not self.members:
+            raise HandlerTypeError(
+                "a consumer without a subject handles nothing: "
+                "@consumer.on(subject, group=...), or "
+                "Consumer(meta, subject=..., group=...)"
+            )
+        if self._open:
+            raise UsageError(Reason.ALREADY_OPEN, "the consumer is open already")
+        self._open = True
+        close_count = self._close_count
+        try:
+            async with AsyncExitStack() as opened:
+                for member in self.members:
+                    await member.__aenter__()
+                    opened.push_async_callback(member.close)
+                    if close_count != self._close_count:
+                        raise ClosedError("the consumer was closed while it was opened")
+                opened.pop_all()
+        except BaseException:
+            self._open = False
+            raise
+
+    def begin_close(self) -> asyncio.Task[None] | None:
+        """Start closing all members. Return the task that `close` waits for, or None if there is
+        nothing to wait for.
+        """
+        self._open = False
+        self._close_count += 1
+        tasks = [member.begin_close() for member in self.members]
+        close_tasks = [task for task in tasks if task is not None]
+        if not close_tasks:
+            return None
+        return start_task(_wait_for_all(close_tasks), name="close consumers")
+
+    async def wait(self) -> None:
+        """Wait until all members are closed. If one has ended with an error, raise it."""
+        if not self.members:
+            raise ClosedError("the consumer was never opened")
+        async with Race() as race:
+            pending = {race.start(error_of(member.wait())) for member in self.members}
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    if (error := task.result()) is not None:
+                        raise error
+
+    async def run(self) -> None:
+        """Open the members if they are not open, wait until a signal arrives, one of them ends or
+        `close` is called, and then close all.
+        """
+        close_count = self._close_count
+        with environment_of(None).stop_signals() as stop:
+            try:
+                if not self._open:
+                    await self.open()
+            except UnreachableError as unreached:
+                raise unreached.with_traceback(None) from None  # a script ends with this error
+            except ClosedError:
+                if close_count == self._close_count:
+                    raise
+            if close_count != self._close_count:
+                return
+            print_ready_line(f"set of {counted(len(self.members), 'consumer')}")
+            try:
+                async with Race() as race:
+                    has_ended = race.start(error_of(self.wait()), name="wait for the end")
+                    race.start(stop.event.wait(), name="wait for a signal")
+                    await race.first()
+                    if has_ended.done() and (error := has_ended.result()) is not None:
+                        raise error
+            finally:
+                if (closing := self.begin_close()) is not None:
+                    await shield(closing)
+
+    async def suspend(self) -> None:
+        """Suspend all members, one after another, because a handler may call this."""
+        for member in self.members:
+            await member.suspend()
+
+    async def resume(self) -> None:
+        """Resume all members."""
+        for member in self.members:
+            await member.resume()
+
+
+async def _wait_for_all(tasks: list[asyncio.Task[None]]) -> None:
+    """Wait for all tasks, and then raise the first error."""
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
 
 
 class BatchIteration:

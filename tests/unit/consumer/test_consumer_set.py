@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from keylane import Consumer, ConsumerSettings, JsonCodec, Message
-from keylane.consumer.consumer_set import ConsumerSet
+from keylane.consumer.client import ConsumerSet
 from keylane.protocol.errors import ClosedError, ConfigError, HandlerTypeError, Reason
 from support.raising import raises
 
