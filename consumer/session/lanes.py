@@ -302,47 +302,29 @@ class BatchFill:
         self.is_over = not self.wait_ms
 
 
+@dataclass(slots=True, eq=False)
 class PartitionBatches:
+    """The batches of one partition."""
+
+    count_max: int
+    """The largest number of messages in a batch."""
+    fill: BatchFill
+    in_hand: dict[Ref, MessageBatch] = field(default_factory=dict)
+    running: set[bytes] = field(default_factory=set)
+    """The keys of batches that have not failed, and have not ended."""
+    held: int = 0
+    """How many messages wait for these keys."""
+    unregistered: MessageBatch | None = None
+    """The batch in hand whose keys are not busy yet, because nothing else is in hand."""
+    awaited: dict[Ref, MessageBatch] = field(default_factory=dict)
+    """Batches that wait for their acks: handled ones (ack "each"), or one that was taken (ack
+    "before").
     """
-    The batches of one partition.
-
-    Args:
-        count_max: the largest number of messages in a batch.
-        wait_ms: how long messages wait until a batch is full.
-    """
-
-    __slots__ = (
-        "_sequence",
-        "awaited",
-        "count_max",
-        "fill",
-        "held",
-        "in_hand",
-        "is_unsorted",
-        "running",
-        "unregistered",
-        "waiting",
-    )
-
-    def __init__(self, count_max: int, wait_ms: int) -> None:
-        self.count_max = count_max
-        self.fill = BatchFill(wait_ms)
-        self.in_hand: dict[Ref, MessageBatch] = {}
-        self.running: set[bytes] = set()
-        """The keys of batches that have not failed, and have not ended."""
-        self.held = 0
-        """How many messages wait for these keys."""
-        self.unregistered: MessageBatch | None = None
-        """The batch in hand whose keys are not busy yet, because nothing else is in hand."""
-        self.awaited: dict[Ref, MessageBatch] = {}
-        """Batches that wait for their acks: handled ones (ack "each"), or one that was taken (ack
-        "before").
-        """
-        self.waiting: list[WaitingBatch] = []
-        """A heap of failed batches."""
-        self.is_unsorted = False
-        """True if opened messages are before older ones."""
-        self._sequence = 0
+    waiting: list[WaitingBatch] = field(default_factory=list)
+    """A heap of failed batches."""
+    is_unsorted: bool = False
+    """True if opened messages are before older ones."""
+    _sequence: int = 0
 
     @property
     def count_in_hand(self) -> int:

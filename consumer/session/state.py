@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import enum
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ...protocol.backoff import Backoff
@@ -40,9 +40,9 @@ from ...protocol.offsets import AckedOffsets
 from ...protocol.routing import ConsumeStrategy
 from ..settings import AckMode, ConsumerSettings
 from .events import FailureOutcome, Note, Request
-from .lanes import ColumnPart, KeyLanes, PartitionBatches, PartitionColumns
-from .offsets import NEVER, Flights, Lease, PendingAcks, PullOffsets
-from .parking import PartitionParking, RedriveWindows
+from .lanes import BatchFill, ColumnPart, KeyLanes, PartitionBatches, PartitionColumns
+from .offsets import NEVER, Flights, Lease, PendingAcks, PullOffsets, PullSize
+from .parking import PartitionAncestors, PartitionParking, RedriveWindows
 
 
 class SessionPhase(enum.Enum):
@@ -275,28 +275,21 @@ class CallSlot:
         self.not_before_ms = now_ms + backoff.wait_ms(self.failures, rng)
 
 
+@dataclass(slots=True, eq=False)
 class Calls:
     """The kinds of requests of which one is in flight at a time."""
 
-    __slots__ = ("ack", "acquire", "change", "every", "leave", "list_keys", "pull", "release")
+    acquire: CallSlot = field(default_factory=CallSlot)
+    pull: CallSlot = field(default_factory=CallSlot)
+    ack: CallSlot = field(default_factory=CallSlot)
+    change: CallSlot = field(default_factory=CallSlot)
+    list_keys: CallSlot = field(default_factory=CallSlot)
+    leave: CallSlot = field(default_factory=CallSlot)
+    release: CallSlot = field(default_factory=CallSlot)
 
-    def __init__(self) -> None:
-        self.acquire = CallSlot()
-        self.pull = CallSlot()
-        self.ack = CallSlot()
-        self.change = CallSlot()
-        self.list_keys = CallSlot()
-        self.leave = CallSlot()
-        self.release = CallSlot()
-        self.every = (
-            self.acquire,
-            self.pull,
-            self.ack,
-            self.change,
-            self.list_keys,
-            self.leave,
-            self.release,
-        )
+    def each(self) -> Iterator[CallSlot]:
+        """Yield the slots that back off; a release is tried once."""
+        yield from (self.acquire, self.pull, self.ack, self.change, self.list_keys, self.leave)
 
 
 @dataclass(slots=True, eq=False)
@@ -383,16 +376,20 @@ class PartitionSession:
         self.offsets = PullOffsets()
         self.acks = PendingAcks()
         batches = (
-            PartitionBatches(settings.max_records, settings.max_wait_ms) if in_batches else None
+            PartitionBatches(settings.max_records, BatchFill(settings.max_wait_ms))
+            if in_batches
+            else None
         )
         self.lanes = KeyLanes(
             is_ordered=not is_shared,
             batches=batches,
             columns=PartitionColumns() if by_column else None,
         )
-        self.parking = PartitionParking(rejects, has_ancestors=has_ancestors)
+        self.parking = PartitionParking(rejects, PartitionAncestors(exist=has_ancestors))
         self.redrives = RedriveWindows(is_allowed=redrives_here)
-        self.flights = Flights(settings.in_flight_ms, is_shared=is_shared, by_hand=by_hand)
+        self.flights = Flights(
+            settings.in_flight_ms, PullSize(by_hand=by_hand), is_shared=is_shared
+        )
         self.suspects: SuspectMessages | None
         self.is_plain: bool
         """True if a message that is handed out or handled needs nothing but its key and its

@@ -592,7 +592,7 @@ def released_before_handlers_end(patches: Patches) -> None:
 # ── shared groups, and acks before ────────────────────────────────────────────────────────────────
 def flight_used_to_its_end(patches: Patches) -> None:
     def begin_limit_ms(self: Any, sent_ms: int) -> int:
-        return sent_ms + self._in_flight_ms if self.is_shared else 1 << 62
+        return sent_ms + self.in_flight_ms if self.is_shared else 1 << 62
 
     patches.set(Flights, "begin_limit_ms", begin_limit_ms)
 
