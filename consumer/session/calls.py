@@ -341,13 +341,19 @@ def _store(session: PartitionSession, event: Pulled, now_ms: int) -> None:
             continue
         ranges = offsets.take(batch.start, batch.end)
         if ranges:
-            session.lanes.stored.append(ClosedBatch(batch, ranges, NEVER))
-            count = sum(end - start for start, end in ranges)
-            session.intake.held += count
-            if session.lanes.batches is not None:
-                session.lanes.batches.fill.arrive(count, now_ms)
+            _keep(session, ClosedBatch(batch, ranges, NEVER), now_ms)
     for start, end in left_out:
         _ack_left_out(session, start, end, now_ms)
+
+
+def _keep(session: PartitionSession, batch: ClosedBatch, now_ms: int) -> int:
+    """Keep a batch until a worker asks, and return how many messages are to be handed out."""
+    count = sum(end - start for start, end in batch.ranges)
+    session.lanes.stored.append(batch)
+    session.intake.held += count
+    if session.lanes.batches is not None:
+        session.lanes.batches.fill.arrive(count, now_ms)
+    return count
 
 
 def _ack_left_out(session: PartitionSession, start: int, end: int, now_ms: int) -> None:
@@ -373,12 +379,9 @@ def on_flights_pulled(session: PartitionSession, event: FlightsPulled, now_ms: i
             if low < batch.end and batch.start < high
         ]
         if ranges:
-            session.lanes.stored.append(ClosedBatch(batch, ranges, limit_ms))
-            count = sum(end - start for start, end in ranges)
-            session.intake.held += count
-            flights.pull_size.received += count
-            if session.lanes.batches is not None:
-                session.lanes.batches.fill.arrive(count, now_ms)
+            flights.pull_size.received += _keep(
+                session, ClosedBatch(batch, ranges, limit_ms), now_ms
+            )
             offsets.next_offset = max(offsets.next_offset, ranges[-1][1])
     offsets.cursor = max(offsets.cursor, event.cursor)
     if event.is_sealed:

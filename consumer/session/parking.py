@@ -132,17 +132,16 @@ class AsideMessages:
     """A heap."""
     failing: dict[int, FailingSource] = field(default_factory=dict)
     """The sources that cannot be read, which hold what else is due of them."""
-    _counts: dict[int, int] = field(default_factory=dict)
-    """The number of ranges by source."""
     _sequence: int = 0
 
     def __len__(self) -> int:
         """Return the number of ranges."""
-        return sum(self._counts.values())
+        return len(self.waiting) + sum(len(each.held) for each in self.failing.values())
 
     def has_any_of(self, source: int) -> bool:
         """Return True if a message of the source waits."""
-        return source in self._counts
+        failing = self.failing.get(source)
+        return bool(failing and failing.held) or any(each.source == source for each in self.waiting)
 
     def put(self, due_ms: int, tries: int, source: int, offset_range: Range) -> None:
         """Add messages that wait until `due_ms`."""
@@ -150,7 +149,6 @@ class AsideMessages:
 
     def _aside(self, due_ms: int, tries: int, source: int, offset_range: Range) -> Aside:
         self._sequence += 1
-        self._counts[source] = self._counts.get(source, 0) + 1
         return Aside(due_ms, self._sequence, tries, source, *offset_range)
 
     def take_due(self, count: int, now_ms: int) -> DueRetry | None:
@@ -182,10 +180,6 @@ class AsideMessages:
             count -= end - first.start
             if end < first.end:
                 heapq.heappush(waiting, first._replace(start=end))
-            elif self._counts[source] == 1:
-                del self._counts[source]
-            else:
-                self._counts[source] -= 1
         return DueRetry(tries, source, tuple(IntervalSet(ranges)), is_probe)
 
     def note_read(self, source: int) -> None:
@@ -228,7 +222,6 @@ class AsideMessages:
         """Forget everything."""
         self.waiting.clear()
         self.failing.clear()
-        self._counts.clear()
 
 
 def _split_unreadable(ranges: tuple[Range, ...], upto: int | None) -> list[Range]:

@@ -15,7 +15,6 @@ from keylane.consumer.dispatch.failing import FailureRecords
 from keylane.consumer.dispatch.handler import MessageJobs
 from keylane.consumer.dispatch.workers import WorkerPool
 from keylane.consumer.session.events import (
-    BatchHandled,
     CancelHandlers,
     Event,
     FailureOutcome,
@@ -201,7 +200,7 @@ class SteppedShell:
             self._tell_free(0)
 
     def ask(self, event: Event) -> list[Message]:
-        if isinstance(event, MessagesHandled | BatchHandled):
+        if isinstance(event, MessagesHandled | MessagesHandled):
             self.ended += [message.offset for message in event.messages]
         elif isinstance(event, RunEnded):
             self.ended += [message.offset for message in self.state.lanes.run[: event.done]]

@@ -20,8 +20,6 @@ from keylane.consumer.session import step as step_module
 from keylane.consumer.session.events import (
     AncestorLeft,
     BatchFailed,
-    BatchHandled,
-    BatchReturned,
     CallFailed,
     CancelHandlers,
     FailureOutcome,
@@ -825,7 +823,7 @@ class History:
             for message in batch:
                 self._handle(message)
             wanted = self.rng.randint(0, 1) if not self.must_cancel else 0
-            self.feed(BatchHandled(batch, wanted))
+            self.feed(MessagesHandled(batch, wanted))
 
     def fail(self) -> None:
         message = None
@@ -880,7 +878,7 @@ class History:
             batches, self.batches = self.batches, []
             if batches:
                 for batch in batches:
-                    self.feed(BatchReturned(batch))
+                    self.feed(MessagesReturned(batch))
             elif messages:
                 self.feed(MessagesReturned(messages))
 
