@@ -215,8 +215,7 @@ def _fail(
         record_try(session, message, failure)
         make_ack_due(session, now_ms)
     if is_parked_later:
-        session.lanes.last_failures[message.partition_id, message.offset] = failure
-        session.lanes.wait(message, now_ms)
+        session.lanes.wait(message, now_ms, failure)
     elif treatment is Treatment.AGAIN:
         for each in later:
             each.attempt += 1

@@ -127,14 +127,10 @@ def _take_each(
 
 def take_due(session: PartitionSession, now_ms: int) -> Message | None:
     """Take a failed message whose next try is due, and park those that have had their last one."""
-    lanes = session.lanes
-    while (message := lanes.take_due(now_ms)) is not None:
-        failure = None
-        if lanes.last_failures:
-            failure = lanes.last_failures.pop((message.partition_id, message.offset), None)
-        if failure is None:
-            return message
-        set_aside(session, message, Treatment.PARKED, failure, now_ms)
+    while (waiting := session.lanes.take_due(now_ms)) is not None:
+        if waiting.last is None:
+            return waiting.message
+        set_aside(session, waiting.message, Treatment.PARKED, waiting.last, now_ms)
     return None
 
 
@@ -564,7 +560,7 @@ def _take_due_batch(
         batch.messages = _without_late(session, batch.messages, now_ms)
         if batch.messages:
             return batch
-    while (message := lanes.take_due(now_ms)) is not None:
+    while (message := take_due(session, now_ms)) is not None:
         message.attempt += 1
         if _without_late(session, [message], now_ms):
             keys = {message.key} if message.key and lanes.is_ordered else set()

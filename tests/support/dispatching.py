@@ -40,7 +40,7 @@ from keylane.consumer.session.events import (
     WorkersFree,
 )
 from keylane.consumer.session.offsets import NEVER
-from keylane.consumer.session.state import PartitionSession
+from keylane.consumer.session.state import PartitionSession, Taking
 from keylane.consumer.session.step import step
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
@@ -170,7 +170,11 @@ class SteppedShell:
         """How many messages a shared group's session has asked for."""
         lease = (partition_id, GROUP, "session", TOKEN)
         self.state = PartitionSession(
-            lease, settings, random.Random(1), in_batches=pool.in_batches, has_callbacks=True
+            lease,
+            settings,
+            random.Random(1),
+            taking=Taking(in_batches=pool.in_batches),
+            has_callbacks=True,
         )
         self.feed(LeaseGranted(self._boot_ms() + LEASE_MS))
 

@@ -29,7 +29,7 @@ from keylane.consumer.session.events import (
 )
 from keylane.consumer.session.failure import Treatment
 from keylane.consumer.session.lanes import BatchFill, MessageBatch
-from keylane.consumer.session.state import PartitionSession
+from keylane.consumer.session.state import PartitionSession, Taking
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import UnreachableError
@@ -51,7 +51,7 @@ class BatchSteps(Steps):
         settings.setdefault("max_records", 4)
         settings.setdefault("handler_backoff", Backoff(first_ms=PAUSE_MS, max_ms=PAUSE_MS))
         self.session = PartitionSession(
-            LEASE, ConsumerSettings(**settings), random.Random(1), in_batches=True
+            LEASE, ConsumerSettings(**settings), random.Random(1), taking=Taking(in_batches=True)
         )
         self.step(LeaseGranted(self.now_ms + LEASE_MS))
         self.step(acquired or Acquired(0, (), len(keys), False))
