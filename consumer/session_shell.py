@@ -89,7 +89,7 @@ from .session.events import (
     WorkersFree,
 )
 from .session.offsets import NEVER
-from .session.state import CAREFUL_MS, PartitionSession
+from .session.state import CAREFUL_MS, Broadcast, PartitionSession, Taking
 from .session.step import step
 from .session.windows import is_own
 from .settings import AckMode, ConsumerSettings
@@ -313,11 +313,10 @@ class SessionShell:
             redrives_here=owner.allows_redrives,
             has_callbacks=True,
             has_ancestors=bool(grant.partition.parents) and not settings.broadcast,
-            acked=acked,
-            is_superfluous=is_superfluous,
-            in_batches=dispatch.in_batches,
-            by_hand=owner.by_hand,
-            by_column=dispatch.by_column,
+            broadcast=Broadcast(acked or AckedOffsets(), is_superfluous)
+            if settings.broadcast
+            else None,
+            taking=Taking(dispatch.in_batches, owner.by_hand, dispatch.by_column),
         )
         self.begin_until_s = 0.0
         """The time of the boot clock from which no handler may begin; 0.0: none may begin now."""

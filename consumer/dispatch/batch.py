@@ -18,7 +18,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from ...protocol.message import Message
-from ..session.events import BatchHandled, BatchReturned
+from ..session.events import MessagesHandled, MessagesReturned
 from .failed_attempts import log_line
 from .handlers import BatchHandler, await_result, is_async
 from .offers import OfferingShell
@@ -59,7 +59,7 @@ class BatchJobs:
 
     def _return(self, shell: OfferingShell, messages: list[Message]) -> None:
         self._offers.retry_share.end(id(messages[0]), self._pool.boot_ms())
-        shell.feed(BatchReturned(messages))
+        shell.feed(MessagesReturned(messages))
         if self._offers.limited:
             self._offers.release()
 
@@ -105,7 +105,7 @@ class BatchJobs:
                 log_line(pool.failures.lines.record_handled(first, pool.boot_ms()))
             now_s = next(pool.readings)
             is_next = now_s < until_s and self._may_go_on(shell)
-            messages = shell.ask(BatchHandled(messages, int(is_next)))
+            messages = shell.ask(MessagesHandled(messages, int(is_next)))
             if self._offers.limited:
                 self._offers.release()
             if not messages:
@@ -136,7 +136,7 @@ class BatchJobs:
         if worker.message is not None:
             shell, messages = self._take_from(worker)
             self._offers.end_retry(messages[0])
-            shell.feed(BatchReturned(messages))
+            shell.feed(MessagesReturned(messages))
 
     def _take_from(self, worker: Worker) -> tuple[OfferingShell, list[Message]]:
         shell, messages = worker.shell, worker.messages

@@ -60,7 +60,7 @@ from .events import (
 )
 from .failure import sets_aside
 from .hand_over import ack_here, fence, stop
-from .lanes import ClosedBatch, PartitionBatches
+from .lanes import ClosedBatch
 from .offsets import NEVER, ranges_of
 from .outcomes import end_awaited, serve_awaited_batch
 from .state import CallSlot, PartitionSession, SessionPhase, SuspectMessages, SuspectPhase
@@ -233,42 +233,29 @@ def _send_acks(session: PartitionSession, now_ms: int) -> None:
 def find_next_ms(session: PartitionSession, now_ms: int) -> int:
     """Return when the session is to be called, if nothing happens earlier."""
     tenure, calls, suspects = session.tenure, session.calls, session.suspects
+    lanes, columns, batches = session.lanes, session.lanes.columns, session.lanes.batches
     if session.has_ended:
         return NEVER
-    next_ms = min(tenure.cancel_due_ms, tenure.flush_until_ms)
-    for slot in calls.every:
-        if now_ms < slot.not_before_ms < next_ms:
-            next_ms = slot.not_before_ms
-    if tenure.is_live:
-        next_ms = min(next_ms, tenure.until_ms or NEVER)
+    deadlines = [tenure.cancel_due_ms, tenure.flush_until_ms]
+    pauses = [slot.not_before_ms for slot in calls.each()]
+    if tenure.is_live and tenure.until_ms:
+        deadlines.append(tenure.until_ms)
     if not calls.ack.is_in_flight and _may_send_acks(session):
-        next_ms = min(next_ms, _ack_ms(session))
-    if session.lanes.retries and tenure.is_live and not tenure.is_paused:
-        due_ms = session.lanes.retries[0].due_ms
-        if now_ms < due_ms < next_ms:
-            next_ms = due_ms
-    columns = session.lanes.columns
-    if columns is not None and columns.again is not None and now_ms < columns.due_ms < next_ms:
-        next_ms = columns.due_ms
-    if session.lanes.batches is not None and tenure.is_live and not tenure.is_paused:
-        next_ms = min(next_ms, _batch_ms(session.lanes.batches, now_ms))
+        deadlines.append(_ack_ms(session))
+    if columns is not None and columns.again is not None:
+        pauses.append(columns.due_ms)
+    if tenure.is_live and not tenure.is_paused:
+        pauses += [waiting.due_ms for waiting in lanes.retries[:1]]
+        if batches is not None:
+            deadlines.append(batches.fill.until_ms)
+            pauses += [waiting.due_ms for waiting in batches.waiting[:1]]
     if session.redrives.has_waiting and tenure.phase is SessionPhase.SERVING:
-        window_ms = session.redrives.next_ms()
-        if window_ms is not None and now_ms < window_ms < next_ms:
-            next_ms = window_ms
+        pauses.append(session.redrives.next_ms())
     if suspects is not None and suspects.phase is SuspectPhase.ALONE:
-        next_ms = min(next_ms, suspects.deadline_ms)
-    elif suspects is not None and now_ms < suspects.until_ms:
-        next_ms = min(next_ms, suspects.until_ms)
-    return next_ms
-
-
-def _batch_ms(batches: PartitionBatches, now_ms: int) -> int:
-    """Return when a batch may begin next that waits for that time."""
-    next_ms = batches.fill.until_ms
-    if batches.waiting and batches.waiting[0].due_ms > now_ms:
-        next_ms = min(next_ms, batches.waiting[0].due_ms)
-    return next_ms
+        deadlines.append(suspects.deadline_ms)
+    elif suspects is not None:
+        pauses.append(suspects.until_ms)
+    return min(*deadlines, *(due_ms for due_ms in pauses if due_ms > now_ms))
 
 
 def _ack_ms(session: PartitionSession) -> int:
@@ -354,13 +341,19 @@ def _store(session: PartitionSession, event: Pulled, now_ms: int) -> None:
             continue
         ranges = offsets.take(batch.start, batch.end)
         if ranges:
-            session.lanes.stored.append(ClosedBatch(batch, ranges, NEVER))
-            count = sum(end - start for start, end in ranges)
-            session.intake.held += count
-            if session.lanes.batches is not None:
-                session.lanes.batches.fill.arrive(count, now_ms)
+            _keep(session, ClosedBatch(batch, ranges, NEVER), now_ms)
     for start, end in left_out:
         _ack_left_out(session, start, end, now_ms)
+
+
+def _keep(session: PartitionSession, batch: ClosedBatch, now_ms: int) -> int:
+    """Keep a batch until a worker asks, and return how many messages are to be handed out."""
+    count = sum(end - start for start, end in batch.ranges)
+    session.lanes.stored.append(batch)
+    session.intake.held += count
+    if session.lanes.batches is not None:
+        session.lanes.batches.fill.arrive(count, now_ms)
+    return count
 
 
 def _ack_left_out(session: PartitionSession, start: int, end: int, now_ms: int) -> None:
@@ -386,12 +379,9 @@ def on_flights_pulled(session: PartitionSession, event: FlightsPulled, now_ms: i
             if low < batch.end and batch.start < high
         ]
         if ranges:
-            session.lanes.stored.append(ClosedBatch(batch, ranges, limit_ms))
-            count = sum(end - start for start, end in ranges)
-            session.intake.held += count
-            flights.pull_size.received += count
-            if session.lanes.batches is not None:
-                session.lanes.batches.fill.arrive(count, now_ms)
+            flights.pull_size.received += _keep(
+                session, ClosedBatch(batch, ranges, limit_ms), now_ms
+            )
             offsets.next_offset = max(offsets.next_offset, ranges[-1][1])
     offsets.cursor = max(offsets.cursor, event.cursor)
     if event.is_sealed:

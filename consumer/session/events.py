@@ -301,6 +301,7 @@ class MessagesHandled(Struct, frozen=True, gc=False):
     """Handlers have returned."""
 
     messages: Sequence[Message]
+    """Of a batch all, as they were handed out."""
     wanted: int = 0
     """How many messages the workers take next."""
 
@@ -319,14 +320,6 @@ class MessageFailed(Struct, frozen=True, gc=False):
     wanted: int = 0
 
 
-class BatchHandled(Struct, frozen=True, gc=False):
-    """The handler of a batch has returned."""
-
-    messages: list[Message]
-    """All of it, as it was handed out."""
-    wanted: int = 0
-
-
 class BatchFailed(Struct, frozen=True, gc=False):
     """The handler of a batch has failed."""
 
@@ -336,12 +329,6 @@ class BatchFailed(Struct, frozen=True, gc=False):
     is_asked: bool = False
     """True if another try was asked for, and nothing failed."""
     wanted: int = 0
-
-
-class BatchReturned(Struct, frozen=True, gc=False):
-    """A batch of which no try counts."""
-
-    messages: list[Message]
 
 
 class MessagesLeft(Struct, frozen=True, gc=False):
@@ -456,9 +443,7 @@ Event = (
     | RunSpread
     | MessagesHandled
     | MessageFailed
-    | BatchHandled
     | BatchFailed
-    | BatchReturned
     | MessagesLeft
     | MessageExpired
     | AckedLate

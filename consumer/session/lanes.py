@@ -302,47 +302,29 @@ class BatchFill:
         self.is_over = not self.wait_ms
 
 
+@dataclass(slots=True, eq=False)
 class PartitionBatches:
+    """The batches of one partition."""
+
+    count_max: int
+    """The largest number of messages in a batch."""
+    fill: BatchFill
+    in_hand: dict[Ref, MessageBatch] = field(default_factory=dict)
+    running: set[bytes] = field(default_factory=set)
+    """The keys of batches that have not failed, and have not ended."""
+    held: int = 0
+    """How many messages wait for these keys."""
+    unregistered: MessageBatch | None = None
+    """The batch in hand whose keys are not busy yet, because nothing else is in hand."""
+    awaited: dict[Ref, MessageBatch] = field(default_factory=dict)
+    """Batches that wait for their acks: handled ones (ack "each"), or one that was taken (ack
+    "before").
     """
-    The batches of one partition.
-
-    Args:
-        count_max: the largest number of messages in a batch.
-        wait_ms: how long messages wait until a batch is full.
-    """
-
-    __slots__ = (
-        "_sequence",
-        "awaited",
-        "count_max",
-        "fill",
-        "held",
-        "in_hand",
-        "is_unsorted",
-        "running",
-        "unregistered",
-        "waiting",
-    )
-
-    def __init__(self, count_max: int, wait_ms: int) -> None:
-        self.count_max = count_max
-        self.fill = BatchFill(wait_ms)
-        self.in_hand: dict[Ref, MessageBatch] = {}
-        self.running: set[bytes] = set()
-        """The keys of batches that have not failed, and have not ended."""
-        self.held = 0
-        """How many messages wait for these keys."""
-        self.unregistered: MessageBatch | None = None
-        """The batch in hand whose keys are not busy yet, because nothing else is in hand."""
-        self.awaited: dict[Ref, MessageBatch] = {}
-        """Batches that wait for their acks: handled ones (ack "each"), or one that was taken (ack
-        "before").
-        """
-        self.waiting: list[WaitingBatch] = []
-        """A heap of failed batches."""
-        self.is_unsorted = False
-        """True if opened messages are before older ones."""
-        self._sequence = 0
+    waiting: list[WaitingBatch] = field(default_factory=list)
+    """A heap of failed batches."""
+    is_unsorted: bool = False
+    """True if opened messages are before older ones."""
+    _sequence: int = 0
 
     @property
     def count_in_hand(self) -> int:
@@ -417,6 +399,8 @@ class Waiting(NamedTuple):
     due_ms: int
     sequence: int
     message: Message
+    last: Failure | None
+    """Why its key is parked instead of another try."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -448,14 +432,14 @@ class KeyLanes:
     """A heap of messages whose keys are busy."""
     together: dict[bytes, list[Message]] = field(default_factory=dict)
     """What is in hand of the keys of which several messages were handed out at once, in order."""
-    not_before_ms: dict[Ref, int] = field(default_factory=dict)
-    """When the next try is due of failed messages that wait for earlier ones of their keys."""
+    behind_earlier: dict[Ref, tuple[int, Failure | None]] = field(default_factory=dict)
+    """When the next try is due of failed messages that wait for earlier ones of their keys, or why
+    the key is parked in its place.
+    """
     given_back: dict[bytes, Ref] = field(default_factory=dict)
     """In a shared group, the message of a key that its program has given back: later ones wait for
     it.
     """
-    last_failures: dict[Ref, Failure] = field(default_factory=dict)
-    """Why messages are parked as soon as earlier ones of their keys have ended."""
     _sequence: int = 0
 
     def may_have_more(self, now_ms: int) -> bool:
@@ -559,7 +543,7 @@ class KeyLanes:
         is none that may be in hand together with it.
         """
         queue = self.busy.get(message.key)
-        if not queue or (queue[0].partition_id, queue[0].offset) in self.not_before_ms:
+        if not queue or (queue[0].partition_id, queue[0].offset) in self.behind_earlier:
             return None
         behind = queue.popleft()
         if not queue:
@@ -665,24 +649,24 @@ class KeyLanes:
         message = queue.popleft()
         if not queue:
             self.busy[key] = None
-        due_ms = None
-        if self.not_before_ms:
-            due_ms = self.not_before_ms.pop((message.partition_id, message.offset), None)
-        if due_ms is None:
+        waiting = None
+        if self.behind_earlier:
+            waiting = self.behind_earlier.pop((message.partition_id, message.offset), None)
+        if waiting is None:
             self.again.append(message)
         else:
-            self.wait(message, due_ms)
+            self.wait(message, *waiting)
 
-    def wait(self, message: Message, due_ms: int) -> None:
+    def wait(self, message: Message, due_ms: int, last: Failure | None = None) -> None:
         """Keep a failed message, whose key stays busy, until `due_ms`, and until earlier messages
         of its key that are in hand have ended.
         """
         if message.key in self.together:
-            self.not_before_ms[message.partition_id, message.offset] = due_ms
+            self.behind_earlier[message.partition_id, message.offset] = due_ms, last
             self.queue_in_order(message.key, [message])
             return
         self._sequence += 1
-        heapq.heappush(self.retries, Waiting(due_ms, self._sequence, message))
+        heapq.heappush(self.retries, Waiting(due_ms, self._sequence, message, last))
 
     def hold_key(self, message: Message) -> None:
         """Let later messages of a key wait for one of a shared group that was given back."""
@@ -690,11 +674,11 @@ class KeyLanes:
             self.given_back[message.key] = message.partition_id, message.offset
             self.busy[message.key] = None
 
-    def take_due(self, now_ms: int) -> Message | None:
+    def take_due(self, now_ms: int) -> Waiting | None:
         """Take a failed message whose next try is due; None if there is none."""
         if not self.retries or self.retries[0].due_ms > now_ms:
             return None
-        return heapq.heappop(self.retries).message
+        return heapq.heappop(self.retries)
 
     def take_owned(self) -> list[Message]:
         """Take the messages that own their keys, and those that wait for them. Their keys are
@@ -720,8 +704,7 @@ class KeyLanes:
         if key in self.together:
             self.busy[key] = None
         for message in queued:
-            self.not_before_ms.pop((message.partition_id, message.offset), None)
-            self.last_failures.pop((message.partition_id, message.offset), None)
+            self.behind_earlier.pop((message.partition_id, message.offset), None)
         removed = [message for message in queued if matches(message)]
         for name in ("extra", "opened"):
             part: deque[Message] = getattr(self, name)
@@ -774,8 +757,7 @@ class KeyLanes:
             part.clear()
         self.held_keyless = None
         self.given_back.clear()
-        self.not_before_ms.clear()
-        self.last_failures.clear()
+        self.behind_earlier.clear()
         self.busy = dict.fromkeys(self.busy)
         if self.batches is not None:
             self.batches.clear()

@@ -47,31 +47,26 @@ Ref = tuple[int, int]
 SECOND_MS = 1_000
 
 
+@dataclass(slots=True, eq=False)
 class PullSize:
+    """The free workers of a consumer, and how fast it handles one partition's messages."""
+
+    by_hand: bool = field(kw_only=True, default=False)
+    """True if a program takes messages, which counts as handling them: it may ack many of them
+    later, at once.
     """
-    The free workers of a consumer, and how fast it handles one partition's messages.
-
-    Args:
-        by_hand: True if a program takes messages, which counts as handling them: it may ack many of
-            them later, at once.
+    free: int = 0
+    """How many messages free workers of the consumer can begin; negative: how many wait for a
+    worker.
     """
-
-    __slots__ = ("_by_hand", "_finished", "_rate", "_since_ms", "free", "received")
-
-    def __init__(self, *, by_hand: bool = False) -> None:
-        self._by_hand = by_hand
-        self.free = 0
-        """How many messages free workers of the consumer can begin; negative: how many wait for a
-        worker.
-        """
-        self.received = 0
-        """How many messages were pulled."""
-        self._since_ms = 0
-        """When the present second began."""
-        self._finished = 0
-        """How many messages were handled by then."""
-        self._rate = 0
-        """How many messages were handled in the second before."""
+    received: int = 0
+    """How many messages were pulled."""
+    _since_ms: int = 0
+    """When the present second began."""
+    _finished: int = 0
+    """How many messages were handled by then."""
+    _rate: int = 0
+    """How many messages were handled in the second before."""
 
     def decide(self, held: int, in_hand: int, limit: int, now_ms: int) -> int:
         """
@@ -82,7 +77,7 @@ class PullSize:
             in_hand: how many of them workers or the program have.
             limit: how many may be held.
         """
-        finished = self.received - held + (in_hand if self._by_hand else 0)
+        finished = self.received - held + (in_hand if self.by_hand else 0)
         elapsed_ms = now_ms - self._since_ms
         if elapsed_ms >= SECOND_MS:
             self._rate = max(0, finished - self._finished) * SECOND_MS // elapsed_ms
@@ -102,39 +97,29 @@ EXPIRED_MAX = 100_000
 """The number of messages whose late acks count."""
 
 
+@dataclass(slots=True, eq=False)
 class Flights:
     """The messages of one partition of a shared group that are in flight at this session."""
 
-    __slots__ = (
-        "_in_flight_ms",
-        "begin_until_ms",
-        "crashes",
-        "expired",
-        "is_shared",
-        "left",
-        "pull_size",
-    )
-
-    def __init__(self, in_flight_ms: int, *, is_shared: bool, by_hand: bool = False) -> None:
-        self._in_flight_ms = in_flight_ms
-        self.is_shared = is_shared
-        self.begin_until_ms: dict[int, int] = {}
-        """Until when a message that is in hand or waits for a retry may begin again, by offset."""
-        self.crashes: dict[int, int] = {}
-        """How many processes ended with a message in flight, by offset."""
-        self.left: set[int] = set()
-        """The offsets in hand whose program goes on without an ack."""
-        self.expired: dict[int, None] = {}
-        """The offsets that were not acked in time, of which a late ack still counts."""
-        self.pull_size = PullSize(by_hand=by_hand)
+    in_flight_ms: int
+    is_shared: bool = field(kw_only=True)
+    pull_size: PullSize = field(default_factory=PullSize)
+    begin_until_ms: dict[int, int] = field(default_factory=dict)
+    """Until when a message that is in hand or waits for a retry may begin again, by offset."""
+    crashes: dict[int, int] = field(default_factory=dict)
+    """How many processes ended with a message in flight, by offset."""
+    left: set[int] = field(default_factory=set)
+    """The offsets in hand whose program goes on without an ack."""
+    expired: dict[int, None] = field(default_factory=dict)
+    """The offsets that were not acked in time, of which a late ack still counts."""
 
     def begin_limit_ms(self, sent_ms: int) -> int:
         """Return until when messages of a pull that was sent at `sent_ms` may begin."""
-        return sent_ms + self._in_flight_ms * 2 // 3 if self.is_shared else MAX_I64
+        return sent_ms + self.in_flight_ms * 2 // 3 if self.is_shared else MAX_I64
 
     def expiry_ms(self, offset: int) -> int:
         """Return when a message that is not renewed counts as failed."""
-        return self.begin_until_ms[offset] + self._in_flight_ms * 7 // 30  # 2/3 to 9/10
+        return self.begin_until_ms[offset] + self.in_flight_ms * 7 // 30  # 2/3 to 9/10
 
     def expire(self, offset: int) -> None:
         """Note that a message was not acked in time."""
@@ -146,7 +131,7 @@ class Flights:
     @property
     def renewal_ms(self) -> int:
         """The time between two renewals."""
-        return self._in_flight_ms // RENEWALS_PER_FLIGHT
+        return self.in_flight_ms // RENEWALS_PER_FLIGHT
 
     def renew(self, offsets: list[int], sent_ms: int) -> None:
         """Restart the time in flight of messages that a request sent at `sent_ms` has renewed."""

@@ -21,8 +21,6 @@ from ..settings import AckMode
 from .events import (
     AckedLate,
     BatchFailed,
-    BatchHandled,
-    BatchReturned,
     ColumnsCut,
     ColumnsHandled,
     ColumnsReturned,
@@ -57,7 +55,6 @@ from .taking import (
     register,
     stop_counting,
     take,
-    take_batch,
 )
 from .windows import is_own, leave_window, set_aside
 
@@ -97,6 +94,13 @@ def on_handled(session: PartitionSession, event: MessagesHandled, now_ms: int) -
     """Handlers have returned."""
     if session.is_plain and not session.redrives.owners and not session.lanes.together:
         _ack_plain(session, event.messages, now_ms)
+    elif (batch := _take_back_batch(session, event.messages)) is not None:
+        if is_own(session, batch.messages[0]):
+            _ack_batch(session, batch, now_ms)
+        else:
+            for message in batch.messages:
+                _unpark(session, message)
+            finish_batch(session, batch)
     else:
         for message in event.messages:
             ref = message.partition_id, message.offset
@@ -211,8 +215,7 @@ def _fail(
         record_try(session, message, failure)
         make_ack_due(session, now_ms)
     if is_parked_later:
-        session.lanes.last_failures[message.partition_id, message.offset] = failure
-        session.lanes.wait(message, now_ms)
+        session.lanes.wait(message, now_ms, failure)
     elif treatment is Treatment.AGAIN:
         for each in later:
             each.attempt += 1
@@ -307,7 +310,10 @@ def _count_try(session: PartitionSession, message: Message) -> None:
 
 def on_returned(session: PartitionSession, event: MessagesReturned, now_ms: int) -> None:
     """Messages come back of which no try counts."""
-    lanes = session.lanes
+    lanes, batch = session.lanes, _take_back_batch(session, event.messages)
+    if batch is not None:
+        _return_batch(session, batch, now_ms)
+        return
     together: dict[bytes, list[Message]] = {}
     for message in event.messages:
         del lanes.in_hand[message.partition_id, message.offset]
@@ -329,6 +335,18 @@ def on_returned(session: PartitionSession, event: MessagesReturned, now_ms: int)
         lanes.queue_in_order(key, messages)
         if key not in lanes.together:
             lanes.pass_on(key)
+
+
+def _return_batch(session: PartitionSession, batch: MessageBatch, now_ms: int) -> None:
+    register(session.lanes, batches_of(session))
+    stop_counting(session.lanes, batches_of(session), batch)
+    if session.tenure.keeps(now_ms):
+        batch.count_try(-1)  # the next one is counted when it is handed out
+        batches_of(session).wait(batch, now_ms)
+        return
+    session.acks.failing.forget(batch.ref)
+    for message in batch.messages:
+        _leave_to_next_owner(session, message)
 
 
 # ── messages of a shared group that a program has left ────────────────────────────────────────────
@@ -364,10 +382,12 @@ def on_acked_late(session: PartitionSession, event: AckedLate, now_ms: int) -> N
     make_ack_due(session, now_ms)
 
 
-def _take_back_batch(session: PartitionSession, messages: list[Message]) -> MessageBatch | None:
-    """Take a batch back from its worker; None if its message was handed out alone."""
-    first = messages[0]
-    batch = batches_of(session).in_hand.pop((first.partition_id, first.offset), None)
+def _take_back_batch(session: PartitionSession, messages: Sequence[Message]) -> MessageBatch | None:
+    """Take a batch back from its worker; None if messages were handed out alone."""
+    batches, first = session.lanes.batches, messages[0] if messages else None
+    if batches is None or first is None:
+        return None
+    batch = batches.in_hand.pop((first.partition_id, first.offset), None)
     if batch is not None and session.flights.is_shared:
         for message in batch.messages:
             del session.lanes.in_hand[message.partition_id, message.offset]
@@ -375,21 +395,6 @@ def _take_back_batch(session: PartitionSession, messages: list[Message]) -> Mess
 
 
 # ── handled ───────────────────────────────────────────────────────────────────────────────────────
-def on_batch_handled(session: PartitionSession, event: BatchHandled, now_ms: int) -> None:
-    """A handler has returned."""
-    batch = _take_back_batch(session, event.messages)
-    if batch is None:
-        on_handled(session, MessagesHandled(event.messages), now_ms)
-    elif is_own(session, batch.messages[0]):
-        _ack_batch(session, batch, now_ms)
-    else:
-        for message in batch.messages:
-            _unpark(session, message)
-        finish_batch(session, batch)
-    if event.wanted:
-        take_batch(session, now_ms, retries=event.wanted)
-
-
 def _ack_batch(session: PartitionSession, batch: MessageBatch, now_ms: int) -> None:
     """Ack a handled batch of this partition."""
     messages, mode = batch.messages, session.settings.ack
@@ -453,7 +458,7 @@ def on_batch_failed(session: PartitionSession, event: BatchFailed, now_ms: int) 
     else:
         _fail_batch(session, batch, event, now_ms)
     if event.wanted:
-        take_batch(session, now_ms, retries=event.wanted)
+        take(session, now_ms, count=event.wanted, retries=event.wanted)
 
 
 def _record_batch_try(
@@ -520,24 +525,6 @@ def _set_one_aside(
         session.lanes.busy.setdefault(message.key, None)
     pause = set_aside(session, message, treatment, failure, now_ms, asked_ms=event.asked_ms)
     session.output.notes.append(FailureOutcome(message, treatment, pause))
-
-
-# ── returned ──────────────────────────────────────────────────────────────────────────────────────
-def on_batch_returned(session: PartitionSession, event: BatchReturned, now_ms: int) -> None:
-    """A batch comes back of which no try counts."""
-    batch = _take_back_batch(session, event.messages)
-    if batch is None:
-        on_returned(session, MessagesReturned(event.messages), now_ms)
-        return
-    register(session.lanes, batches_of(session))
-    stop_counting(session.lanes, batches_of(session), batch)
-    if session.tenure.keeps(now_ms):
-        batch.count_try(-1)  # the next one is counted when it is handed out
-        batches_of(session).wait(batch, now_ms)
-        return
-    session.acks.failing.forget(batch.ref)
-    for message in batch.messages:
-        _leave_to_next_owner(session, message)
 
 
 # ── columns ───────────────────────────────────────────────────────────────────────────────────────

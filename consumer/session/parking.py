@@ -58,7 +58,7 @@ from ...protocol.parked import (
     Shift,
     is_loose,
 )
-from .offsets import Ref
+from .offsets import NEVER, Ref
 
 
 @dataclass(slots=True, eq=False)
@@ -132,22 +132,16 @@ class AsideMessages:
     """A heap."""
     failing: dict[int, FailingSource] = field(default_factory=dict)
     """The sources that cannot be read, which hold what else is due of them."""
-    _counts: dict[int, int] = field(default_factory=dict)
-    """The number of ranges by source."""
     _sequence: int = 0
 
     def __len__(self) -> int:
         """Return the number of ranges."""
-        return sum(self._counts.values())
+        return len(self.waiting) + sum(len(each.held) for each in self.failing.values())
 
     def has_any_of(self, source: int) -> bool:
         """Return True if a message of the source waits."""
-        return source in self._counts
-
-    @property
-    def next_ms(self) -> int | None:
-        """When the next messages are due; None if none are, or all wait for a read."""
-        return self.waiting[0].due_ms if self.waiting else None
+        failing = self.failing.get(source)
+        return bool(failing and failing.held) or any(each.source == source for each in self.waiting)
 
     def put(self, due_ms: int, tries: int, source: int, offset_range: Range) -> None:
         """Add messages that wait until `due_ms`."""
@@ -155,7 +149,6 @@ class AsideMessages:
 
     def _aside(self, due_ms: int, tries: int, source: int, offset_range: Range) -> Aside:
         self._sequence += 1
-        self._counts[source] = self._counts.get(source, 0) + 1
         return Aside(due_ms, self._sequence, tries, source, *offset_range)
 
     def take_due(self, count: int, now_ms: int) -> DueRetry | None:
@@ -187,10 +180,6 @@ class AsideMessages:
             count -= end - first.start
             if end < first.end:
                 heapq.heappush(waiting, first._replace(start=end))
-            elif self._counts[source] == 1:
-                del self._counts[source]
-            else:
-                self._counts[source] -= 1
         return DueRetry(tries, source, tuple(IntervalSet(ranges)), is_probe)
 
     def note_read(self, source: int) -> None:
@@ -233,7 +222,6 @@ class AsideMessages:
         """Forget everything."""
         self.waiting.clear()
         self.failing.clear()
-        self._counts.clear()
 
 
 def _split_unreadable(ranges: tuple[Range, ...], upto: int | None) -> list[Range]:
@@ -295,60 +283,33 @@ class Pending(NamedTuple):
     """The boot time of the next try that it sets; 0: none."""
 
 
+@dataclass(slots=True, eq=False)
 class PartitionParking:
-    """
-    The parked keys of one partition, and their unconfirmed changes.
+    """The parked keys of one partition, and their unconfirmed changes."""
 
-    Args:
-        rejects: returns True for a message that the filter leaves out; None: there is no filter.
-        has_ancestors: True if the partition has parents.
-    """
-
-    __slots__ = (
-        "_is_one_at_a_time",
-        "_others",
-        "_parks",
-        "ancestors",
-        "failures",
-        "freed",
-        "in_flight",
-        "is_full",
-        "keys",
-        "listed_version",
-        "messages",
-        "rejects",
-        "releasing",
-        "version",
-    )
-
-    def __init__(
-        self,
-        rejects: Callable[[Message], bool] | None = None,
-        *,
-        has_ancestors: bool = False,
-    ) -> None:
-        self.rejects = rejects
-        self.ancestors = PartitionAncestors(exist=has_ancestors)
-        self.keys: set[ParkKey] = set()
-        """The keys whose messages are not handed out."""
-        self.failures: dict[ParkKey, Failure] = {}
-        """Why each key was parked here."""
-        self.version = 0
-        """The newest version of which the broker has told."""
-        self.listed_version = 0
-        """The version of the last list."""
-        self.releasing: dict[ParkKey, list[Message]] = {}
-        """The keys that are being freed, with the messages that have come since."""
-        self.freed: set[ParkKey] = set()
-        """The keys freed since the last list was asked for, which may still have them."""
-        self.messages = 0
-        """The number of messages that wait to be parked at the broker."""
-        self.is_full = False
-        """True if the broker had no room at the last request."""
-        self.in_flight: list[Pending] = []
-        self._parks: deque[Pending] = deque()
-        self._others: deque[Pending] = deque()
-        self._is_one_at_a_time = False
+    rejects: Callable[[Message], bool] | None
+    """Returns True for a message that the filter leaves out; None: there is no filter."""
+    ancestors: PartitionAncestors
+    keys: set[ParkKey] = field(default_factory=set)
+    """The keys whose messages are not handed out."""
+    failures: dict[ParkKey, Failure] = field(default_factory=dict)
+    """Why each key was parked here."""
+    version: int = 0
+    """The newest version that the broker has named."""
+    listed_version: int = 0
+    """The version of the last list."""
+    releasing: dict[ParkKey, list[Message]] = field(default_factory=dict)
+    """The keys that are being freed, with the messages that have come since."""
+    freed: set[ParkKey] = field(default_factory=set)
+    """The keys freed since the last list was asked for, which may still have them."""
+    messages: int = 0
+    """The number of messages that wait to be parked at the broker."""
+    is_full: bool = False
+    """True if the broker had no room at the last request."""
+    in_flight: list[Pending] = field(default_factory=list)
+    _parks: deque[Pending] = field(default_factory=deque)
+    _others: deque[Pending] = field(default_factory=deque)
+    _is_one_at_a_time: bool = False
 
     def __bool__(self) -> bool:
         """Return True if a change is not stored yet."""
@@ -695,13 +656,12 @@ class RedriveWindows:
                 return window
         return None
 
-    def next_ms(self) -> int | None:
-        """Return when a window may be due next; None if no time decides that."""
+    def next_ms(self) -> int:
+        """Return when a window may be due next; NEVER if no time decides that."""
         waiting = (WindowPhase.DUE, WindowPhase.UNPROTECTED)
         times = [each.not_before_ms for each in self.windows.values() if each.phase in waiting]
-        if self.aside.next_ms is not None:
-            times.append(self.aside.next_ms)
-        return min(times, default=None)
+        times += [each.due_ms for each in self.aside.waiting[:1]]
+        return min(times, default=NEVER)
 
     def drop_unread(self) -> None:
         """Forget what is not read yet."""

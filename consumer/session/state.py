@@ -31,8 +31,9 @@ from __future__ import annotations
 
 import enum
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ...protocol.backoff import Backoff
 from ...protocol.message import Message
@@ -40,9 +41,9 @@ from ...protocol.offsets import AckedOffsets
 from ...protocol.routing import ConsumeStrategy
 from ..settings import AckMode, ConsumerSettings
 from .events import FailureOutcome, Note, Request
-from .lanes import ColumnPart, KeyLanes, PartitionBatches, PartitionColumns
-from .offsets import NEVER, Flights, Lease, PendingAcks, PullOffsets
-from .parking import PartitionParking, RedriveWindows
+from .lanes import BatchFill, ColumnPart, KeyLanes, PartitionBatches, PartitionColumns
+from .offsets import NEVER, Flights, Lease, PendingAcks, PullOffsets, PullSize
+from .parking import PartitionAncestors, PartitionParking, RedriveWindows
 
 
 class SessionPhase(enum.Enum):
@@ -275,28 +276,21 @@ class CallSlot:
         self.not_before_ms = now_ms + backoff.wait_ms(self.failures, rng)
 
 
+@dataclass(slots=True, eq=False)
 class Calls:
     """The kinds of requests of which one is in flight at a time."""
 
-    __slots__ = ("ack", "acquire", "change", "every", "leave", "list_keys", "pull", "release")
+    acquire: CallSlot = field(default_factory=CallSlot)
+    pull: CallSlot = field(default_factory=CallSlot)
+    ack: CallSlot = field(default_factory=CallSlot)
+    change: CallSlot = field(default_factory=CallSlot)
+    list_keys: CallSlot = field(default_factory=CallSlot)
+    leave: CallSlot = field(default_factory=CallSlot)
+    release: CallSlot = field(default_factory=CallSlot)
 
-    def __init__(self) -> None:
-        self.acquire = CallSlot()
-        self.pull = CallSlot()
-        self.ack = CallSlot()
-        self.change = CallSlot()
-        self.list_keys = CallSlot()
-        self.leave = CallSlot()
-        self.release = CallSlot()
-        self.every = (
-            self.acquire,
-            self.pull,
-            self.ack,
-            self.change,
-            self.list_keys,
-            self.leave,
-            self.release,
-        )
+    def each(self) -> Iterator[CallSlot]:
+        """Yield the slots that back off; a release is tried once."""
+        yield from (self.acquire, self.pull, self.ack, self.change, self.list_keys, self.leave)
 
 
 @dataclass(slots=True, eq=False)
@@ -320,6 +314,29 @@ class Intake:
         return self.resume_at == NEVER_FULL
 
 
+class Taking(NamedTuple):
+    """How messages are taken from a session."""
+
+    in_batches: bool = False
+    """True: a handler gets up to `max_records` messages at once."""
+    by_hand: bool = False
+    """True: a program takes messages and acks them itself."""
+    by_column: bool = False
+    """True: the program takes rows as columns."""
+
+
+ONE_BY_ONE = Taking()
+
+
+class Broadcast(NamedTuple):
+    """What a broadcast consumer keeps of a partition beyond its sessions."""
+
+    acked: AckedOffsets
+    """Its acks, which the session adds to."""
+    is_superfluous: Callable[[Message], bool] | None = None
+    """Returns True for a row whose original message was handled; None: there are no such rows."""
+
+
 class PartitionSession:
     """
     The state of one partition under one token.
@@ -331,12 +348,7 @@ class PartitionSession:
         rejects: the filter, for messages of parked keys; None: all are wanted.
         redrives_here: False if this consumer cannot handle redriven messages.
         has_ancestors: True if the partition has parents.
-        in_batches: True: a handler gets up to `max_records` messages at once.
-        by_hand: True: a program takes messages and acks them itself.
-        by_column: True: the program takes rows as columns.
-        acked: for a broadcast consumer, its acks of the partition, which the session adds to.
-        is_superfluous: for a broadcast consumer, returns True for a row whose original message was
-            handled; None: there are no such rows.
+        broadcast: for a broadcast consumer; None: for a group.
         has_callbacks: True: a hand-over waits for `ReleaseAllowed` before it flushes.
     """
 
@@ -368,31 +380,32 @@ class PartitionSession:
         rejects: Callable[[Message], bool] | None = None,
         redrives_here: bool = True,
         has_ancestors: bool = False,
-        in_batches: bool = False,
-        by_hand: bool = False,
-        by_column: bool = False,
-        acked: AckedOffsets | None = None,
-        is_superfluous: Callable[[Message], bool] | None = None,
+        taking: Taking = ONE_BY_ONE,
+        broadcast: Broadcast | None = None,
         has_callbacks: bool = False,
     ) -> None:
         is_shared = settings.consume_strategy is ConsumeStrategy.SHARED
         self.settings = settings
         self.rng = rng
         self.tenure = Tenure(lease, epoch_ms, may_release=not has_callbacks)
-        self.intake = Intake(is_superfluous)
+        self.intake = Intake(broadcast and broadcast.is_superfluous)
         self.offsets = PullOffsets()
         self.acks = PendingAcks()
         batches = (
-            PartitionBatches(settings.max_records, settings.max_wait_ms) if in_batches else None
+            PartitionBatches(settings.max_records, BatchFill(settings.max_wait_ms))
+            if taking.in_batches
+            else None
         )
         self.lanes = KeyLanes(
             is_ordered=not is_shared,
             batches=batches,
-            columns=PartitionColumns() if by_column else None,
+            columns=PartitionColumns() if taking.by_column else None,
         )
-        self.parking = PartitionParking(rejects, has_ancestors=has_ancestors)
+        self.parking = PartitionParking(rejects, PartitionAncestors(exist=has_ancestors))
         self.redrives = RedriveWindows(is_allowed=redrives_here)
-        self.flights = Flights(settings.in_flight_ms, is_shared=is_shared, by_hand=by_hand)
+        self.flights = Flights(
+            settings.in_flight_ms, PullSize(by_hand=taking.by_hand), is_shared=is_shared
+        )
         self.suspects: SuspectMessages | None
         self.is_plain: bool
         """True if a message that is handed out or handled needs nothing but its key and its
@@ -401,8 +414,8 @@ class PartitionSession:
         self.set_suspects(None)
         self.calls = Calls()
         self.output = Output()
-        if settings.broadcast:
-            self.offsets.begin_with(AckedOffsets() if acked is None else acked)
+        if broadcast is not None:
+            self.offsets.begin_with(broadcast.acked)
             self.tenure.phase = SessionPhase.SERVING
             self.tenure.is_acquired = True
         self.next_timer_ms = 0

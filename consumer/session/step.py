@@ -33,8 +33,6 @@ from .events import (
     AckedLate,
     AncestorLeft,
     BatchFailed,
-    BatchHandled,
-    BatchReturned,
     CallFailed,
     ColumnsCut,
     ColumnsHandled,
@@ -73,8 +71,6 @@ from .hand_over import proceed, stop
 from .outcomes import (
     on_acked_late,
     on_batch_failed,
-    on_batch_handled,
-    on_batch_returned,
     on_columns_cut,
     on_columns_handled,
     on_columns_returned,
@@ -97,7 +93,6 @@ from .taking import (
     pass_over_suspect,
     resume_suspect,
     take,
-    take_batch,
 )
 from .windows import on_source_unreadable, on_window_read
 
@@ -161,17 +156,14 @@ def _on_settings(session: PartitionSession, event: SettingsStored, _now_ms: int)
 
 
 def _on_wanted(session: PartitionSession, event: WorkWanted, now_ms: int) -> None:
-    if session.lanes.batches is None:
-        take(
-            session,
-            now_ms,
-            count=event.count,
-            retries=event.retries,
-            run=event.run,
-            together=event.together,
-        )
-    else:
-        take_batch(session, now_ms, retries=event.retries)
+    take(
+        session,
+        now_ms,
+        count=event.count,
+        retries=event.retries,
+        run=event.run,
+        together=event.together,
+    )
 
 
 def _on_workers_free(session: PartitionSession, event: WorkersFree, _now_ms: int) -> None:
@@ -226,9 +218,7 @@ _APPLY: dict[type, Callable[[PartitionSession, Any, int], None]] = {
     RunSpread: on_run_spread,
     MessagesHandled: on_handled,
     MessageFailed: on_failed,
-    BatchHandled: on_batch_handled,
     BatchFailed: on_batch_failed,
-    BatchReturned: on_batch_returned,
     MessagesLeft: on_left,
     MessageExpired: on_expired,
     AckedLate: on_acked_late,
@@ -244,4 +234,4 @@ _APPLY: dict[type, Callable[[PartitionSession, Any, int], None]] = {
     TurnTaken: _on_turn_taken,
     Tick: _on_tick,
 }
-_SHORT = frozenset({WorkWanted, RunEnded, MessagesHandled, BatchHandled})
+_SHORT = frozenset({WorkWanted, RunEnded, MessagesHandled})

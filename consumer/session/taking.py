@@ -39,7 +39,7 @@ from .lanes import (
 )
 from .offsets import ALONE_FROM, NEVER, SHARED_CRASHES_MAX, ranges_of
 from .state import CRASHES_MAX, PartitionSession, SuspectMessages, SuspectPhase
-from .windows import divert, is_own, set_aside
+from .windows import divert, is_own, leave_out, set_aside
 
 OPENED_MAX = 1_024
 """The largest number of messages of several batches that are opened for one run."""
@@ -68,6 +68,9 @@ def take(
     if session.suspects is not None and take_suspect(session, session.suspects, now_ms):
         return
     lanes = session.lanes
+    if lanes.batches is not None:
+        _take_batch(session, now_ms, retries=retries)
+        return
     if (
         run
         and _may_run(session, now_ms)
@@ -124,14 +127,10 @@ def _take_each(
 
 def take_due(session: PartitionSession, now_ms: int) -> Message | None:
     """Take a failed message whose next try is due, and park those that have had their last one."""
-    lanes = session.lanes
-    while (message := lanes.take_due(now_ms)) is not None:
-        failure = None
-        if lanes.last_failures:
-            failure = lanes.last_failures.pop((message.partition_id, message.offset), None)
-        if failure is None:
-            return message
-        set_aside(session, message, Treatment.PARKED, failure, now_ms)
+    while (waiting := session.lanes.take_due(now_ms)) is not None:
+        if waiting.last is None:
+            return waiting.message
+        set_aside(session, waiting.message, Treatment.PARKED, waiting.last, now_ms)
     return None
 
 
@@ -273,17 +272,9 @@ def leave_out_superfluous(
 ) -> list[Message]:
     """Ack rows whose original messages were handled here, and return the other messages."""
     is_superfluous = session.intake.is_superfluous
-    if is_superfluous is None:
-        return messages
-    kept = [message for message in messages if not is_superfluous(message)]
-    if len(kept) < len(messages):
-        wanted = {message.offset for message in kept}
-        for message in messages:
-            if message.offset not in wanted:
-                session.acks.handled.add(message.offset, message.offset + 1)
-        session.intake.held -= len(messages) - len(kept)
-        session.let_acks_linger(now_ms)
-    return kept
+    return (
+        messages if is_superfluous is None else leave_out(session, messages, is_superfluous, now_ms)
+    )
 
 
 def _note_flights(
@@ -464,17 +455,13 @@ def batches_of(session: PartitionSession) -> PartitionBatches:
     return batches
 
 
-def take_batch(session: PartitionSession, now_ms: int, *, retries: int) -> None:
+def _take_batch(session: PartitionSession, now_ms: int, *, retries: int) -> None:
     """
     Hand out a batch to one worker.
 
     Args:
         retries: 0: not a failed one.
     """
-    if not session.tenure.may_hand_out(now_ms):
-        return
-    if session.suspects is not None and take_suspect(session, session.suspects, now_ms):
-        return
     batches = batches_of(session)
     if _waits_for_ack(session, batches):
         return
@@ -573,7 +560,7 @@ def _take_due_batch(
         batch.messages = _without_late(session, batch.messages, now_ms)
         if batch.messages:
             return batch
-    while (message := lanes.take_due(now_ms)) is not None:
+    while (message := take_due(session, now_ms)) is not None:
         message.attempt += 1
         if _without_late(session, [message], now_ms):
             keys = {message.key} if message.key and lanes.is_ordered else set()

@@ -11,6 +11,7 @@ redriven, window by window
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from ...protocol.message import Message
@@ -39,24 +40,36 @@ def divert(session: PartitionSession, messages: list[Message], now_ms: int) -> l
     acked.
     """
     parking = session.parking
-    if not parking.keys:
+    keys, rejects = parking.keys, parking.rejects
+    if not keys:
         return messages
-    rejects = parking.rejects
-    count = len(messages)
     if rejects is not None:
-        left_out = [each for each in messages if each.key in parking.keys and rejects(each)]
-        for message in left_out:
-            session.acks.handled.add(message.offset, message.offset + 1)
-        if left_out:
-            session.let_acks_linger(now_ms)
-            gone = {message.offset for message in left_out}
-            messages = [message for message in messages if message.offset not in gone]
+        messages = leave_out(
+            session, messages, lambda message: message.key in keys and rejects(message), now_ms
+        )
     before = sum(map(len, parking.releasing.values()))
     kept = parking.divert(messages)
     # What waits for its key to be free is handed out later, so it still counts.
     released = sum(map(len, parking.releasing.values())) - before
-    session.intake.held -= count - len(kept) - released
+    session.intake.held -= len(messages) - len(kept) - released
     return kept
+
+
+def leave_out(
+    session: PartitionSession,
+    messages: list[Message],
+    is_unwanted: Callable[[Message], bool],
+    now_ms: int,
+) -> list[Message]:
+    """Ack messages of this partition that are not to be handed out, and return the others."""
+    unwanted = {message.offset for message in messages if is_unwanted(message)}
+    if not unwanted:
+        return messages
+    for offset in sorted(unwanted):
+        session.acks.handled.add(offset, offset + 1)
+    session.intake.held -= len(unwanted)
+    session.let_acks_linger(now_ms)
+    return [message for message in messages if message.offset not in unwanted]
 
 
 def set_aside(

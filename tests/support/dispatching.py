@@ -15,7 +15,6 @@ from keylane.consumer.dispatch.failing import FailureRecords
 from keylane.consumer.dispatch.handler import MessageJobs
 from keylane.consumer.dispatch.workers import WorkerPool
 from keylane.consumer.session.events import (
-    BatchHandled,
     CancelHandlers,
     Event,
     FailureOutcome,
@@ -41,7 +40,7 @@ from keylane.consumer.session.events import (
     WorkersFree,
 )
 from keylane.consumer.session.offsets import NEVER
-from keylane.consumer.session.state import PartitionSession
+from keylane.consumer.session.state import PartitionSession, Taking
 from keylane.consumer.session.step import step
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
@@ -171,7 +170,11 @@ class SteppedShell:
         """How many messages a shared group's session has asked for."""
         lease = (partition_id, GROUP, "session", TOKEN)
         self.state = PartitionSession(
-            lease, settings, random.Random(1), in_batches=pool.in_batches, has_callbacks=True
+            lease,
+            settings,
+            random.Random(1),
+            taking=Taking(in_batches=pool.in_batches),
+            has_callbacks=True,
         )
         self.feed(LeaseGranted(self._boot_ms() + LEASE_MS))
 
@@ -201,7 +204,7 @@ class SteppedShell:
             self._tell_free(0)
 
     def ask(self, event: Event) -> list[Message]:
-        if isinstance(event, MessagesHandled | BatchHandled):
+        if isinstance(event, MessagesHandled | MessagesHandled):
             self.ended += [message.offset for message in event.messages]
         elif isinstance(event, RunEnded):
             self.ended += [message.offset for message in self.state.lanes.run[: event.done]]

@@ -264,8 +264,8 @@ def retries_hold_no_lane(patches: Patches) -> None:
         real_init(self, **kwargs)
         self.busy = ForgivingKeys()
 
-    def wait(self: Any, message: Any, due_ms: int) -> None:
-        real_wait(self, message, due_ms)
+    def wait(self: Any, message: Any, due_ms: int, last: Any = None) -> None:
+        real_wait(self, message, due_ms, last)
         self.opened.extendleft(reversed(self.busy.pop(message.key, None) or ()))
 
     def clear(self: Any) -> None:

@@ -87,13 +87,13 @@ def loop_gets_those_behind_a_parked_message(patches: Patches) -> None:
 def given_back_goes_to_the_end(patches: Patches) -> None:
     """A message that is given back comes again after those that wait behind it."""
 
-    def wait(self: Any, message: Any, due_ms: int) -> None:
+    def wait(self: Any, message: Any, due_ms: int, last: Any = None) -> None:
         queue = self.busy.get(message.key)
         if queue:
             queue.append(message)
             self.pass_on(message.key)
         else:
-            real(self, message, due_ms)
+            real(self, message, due_ms, last)
 
     real = patches.set(KeyLanes, "wait", wait)
 

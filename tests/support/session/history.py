@@ -20,8 +20,6 @@ from keylane.consumer.session import step as step_module
 from keylane.consumer.session.events import (
     AncestorLeft,
     BatchFailed,
-    BatchHandled,
-    BatchReturned,
     CallFailed,
     CancelHandlers,
     FailureOutcome,
@@ -51,7 +49,7 @@ from keylane.consumer.session.events import (
     WorkersFree,
     WorkWanted,
 )
-from keylane.consumer.session.state import PartitionSession, SessionPhase
+from keylane.consumer.session.state import Broadcast, PartitionSession, SessionPhase, Taking
 from keylane.consumer.settings import AckMode, ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import FencedError, KeylaneError, UnreachableError
@@ -229,10 +227,9 @@ class History:
             rng,
             epoch_ms=10**12,
             rejects=self.rejects,
-            acked=self.acked,
-            is_superfluous=self.rejects if self.is_broadcast else None,
+            broadcast=Broadcast(self.acked, self.rejects) if self.is_broadcast else None,
             has_ancestors=bool(self.broker.ancestors),
-            in_batches=self.in_batches,
+            taking=Taking(in_batches=self.in_batches),
         )
         self.renew()
         if self.is_shared:
@@ -825,7 +822,7 @@ class History:
             for message in batch:
                 self._handle(message)
             wanted = self.rng.randint(0, 1) if not self.must_cancel else 0
-            self.feed(BatchHandled(batch, wanted))
+            self.feed(MessagesHandled(batch, wanted))
 
     def fail(self) -> None:
         message = None
@@ -880,7 +877,7 @@ class History:
             batches, self.batches = self.batches, []
             if batches:
                 for batch in batches:
-                    self.feed(BatchReturned(batch))
+                    self.feed(MessagesReturned(batch))
             elif messages:
                 self.feed(MessagesReturned(messages))
 

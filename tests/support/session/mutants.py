@@ -70,8 +70,8 @@ def run_returned_behind_later_ones(patches: Patches) -> None:
 def failed_key_freed(patches: Patches) -> None:
     """Later messages of a key overtake one that waits for its next try."""
 
-    def wait(self: Any, message: Any, due_ms: int) -> None:
-        real(self, message, due_ms)
+    def wait(self: Any, message: Any, due_ms: int, last: Any = None) -> None:
+        real(self, message, due_ms, last)
         if message.key and self.is_ordered:
             self.opened.extendleft(reversed(self.busy.pop(message.key) or ()))
 
@@ -129,9 +129,9 @@ def key_freed_with_the_first_of_several(patches: Patches) -> None:
 def failed_one_overtakes_earlier_ones(patches: Patches) -> None:
     """A message is tried again while earlier ones of its key are in hand."""
 
-    def wait(self: Any, message: Any, due_ms: int) -> None:
+    def wait(self: Any, message: Any, due_ms: int, last: Any = None) -> None:
         together, self.together = self.together, {}
-        real(self, message, due_ms)
+        real(self, message, due_ms, last)
         self.together = together
 
     real = patches.set(KeyLanes, "wait", wait)
@@ -592,7 +592,7 @@ def released_before_handlers_end(patches: Patches) -> None:
 # ── shared groups, and acks before ────────────────────────────────────────────────────────────────
 def flight_used_to_its_end(patches: Patches) -> None:
     def begin_limit_ms(self: Any, sent_ms: int) -> int:
-        return sent_ms + self._in_flight_ms if self.is_shared else 1 << 62
+        return sent_ms + self.in_flight_ms if self.is_shared else 1 << 62
 
     patches.set(Flights, "begin_limit_ms", begin_limit_ms)
 

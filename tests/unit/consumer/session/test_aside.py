@@ -48,7 +48,7 @@ def test_take_gives_up_to_a_count_of_one_source_and_number_of_tries():
 def test_take_gives_nothing_before_it_is_due():
     due = AsideMessages()
     due.put(7, 1, ALIVE, (0, 1))
-    assert due.next_ms == 7
+    assert due.waiting[0].due_ms == 7
     assert due.take_due(1, 6) is None
     assert len(due) == 1
     assert take(due, 7).ranges == ((0, 1),)
@@ -58,13 +58,13 @@ def test_failing_source_is_asked_by_one_take_at_a_time_after_longer_and_longer_p
     due = tries(DEAD)
     fail(due, take(due, 0), 0)
     assert due.take_due(1, 0) is None  # the other message is held
-    assert due.next_ms == PAUSE_MS
+    assert due.waiting[0].due_ms == PAUSE_MS
     probing = take(due, PAUSE_MS)
     assert probing.is_probe
     assert due.take_due(1, PAUSE_MS) is None
-    assert due.next_ms is None
+    assert not due.waiting
     fail(due, probing, PAUSE_MS)
-    assert due.next_ms == PAUSE_MS + 2 * PAUSE_MS
+    assert due.waiting[0].due_ms == PAUSE_MS + 2 * PAUSE_MS
     assert len(due) == 2
 
 
@@ -87,7 +87,7 @@ def test_held_messages_are_due_when_their_source_answers():
     again = take(due, PAUSE_MS)
     assert again == (20, DEAD, ((20, 21),), False)
     fail(due, again, PAUSE_MS)
-    assert due.next_ms == 2 * PAUSE_MS  # the failures before do not count
+    assert due.waiting[0].due_ms == 2 * PAUSE_MS  # the failures before do not count
 
 
 def test_other_sources_go_on_when_a_source_fails():
@@ -108,8 +108,8 @@ def test_messages_of_a_failing_source_ask_in_turn_when_its_broker_lacks_one_of_t
     for _ in range(12):
         taken = due.take_due(10, now_ms)
         if taken is None:
-            assert due.next_ms is not None
-            now_ms = due.next_ms
+            assert due.waiting
+            now_ms = due.waiting[0].due_ms
         elif taken.ranges == lacked:
             fail(due, taken, now_ms)
         else:
@@ -131,8 +131,8 @@ def test_messages_behind_one_that_cannot_be_read_ask_in_turn(upto, asked):
     due.put_back(take(due, 0), 0, pause_ms, upto=upto)
     first = take(due, PAUSE_MS)
     due.put_back(first, PAUSE_MS, pause_ms, upto=upto)
-    assert due.next_ms is not None
-    behind = take(due, due.next_ms)
+    assert due.waiting
+    behind = take(due, due.waiting[0].due_ms)
     assert [first.ranges, behind.ranges] == [(each,) for each in asked]
     assert behind.is_probe
 
@@ -153,7 +153,7 @@ def test_take_holds_all_that_is_due_of_failing_sources_at_once():
     due.put(1, 1, ALIVE, (0, 1))
     assert take(due, 1).source == ALIVE
     assert due.take_due(1, 1) is None
-    assert due.next_ms == PAUSE_MS
+    assert due.waiting[0].due_ms == PAUSE_MS
 
 
 def test_source_has_messages_until_all_of_them_are_taken():

@@ -8,8 +8,6 @@ import pytest
 
 from keylane.consumer.session.events import (
     BatchFailed,
-    BatchHandled,
-    BatchReturned,
     CallFailed,
     CancelHandlers,
     FailureOutcome,
@@ -17,6 +15,8 @@ from keylane.consumer.session.events import (
     KeysListed,
     LeaseGranted,
     MessageHangs,
+    MessagesHandled,
+    MessagesReturned,
     OperatorChanged,
     ReadWindow,
     Ready,
@@ -29,7 +29,7 @@ from keylane.consumer.session.events import (
 )
 from keylane.consumer.session.failure import Treatment
 from keylane.consumer.session.lanes import BatchFill, MessageBatch
-from keylane.consumer.session.state import PartitionSession
+from keylane.consumer.session.state import PartitionSession, Taking
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import UnreachableError
@@ -51,7 +51,7 @@ class BatchSteps(Steps):
         settings.setdefault("max_records", 4)
         settings.setdefault("handler_backoff", Backoff(first_ms=PAUSE_MS, max_ms=PAUSE_MS))
         self.session = PartitionSession(
-            LEASE, ConsumerSettings(**settings), random.Random(1), in_batches=True
+            LEASE, ConsumerSettings(**settings), random.Random(1), taking=Taking(in_batches=True)
         )
         self.step(LeaseGranted(self.now_ms + LEASE_MS))
         self.step(acquired or Acquired(0, (), len(keys), False))
@@ -61,7 +61,7 @@ class BatchSteps(Steps):
         return self.step(WorkWanted(1), after_ms=after_ms).hand_out
 
     def handled(self, batch: list[Message], *, wanted: int = 0) -> list[int]:
-        return offsets_of(self.step(BatchHandled(batch, wanted)).hand_out)
+        return offsets_of(self.step(MessagesHandled(batch, wanted)).hand_out)
 
     def failed(self, batch: list[Message], **given: object) -> Ready:
         return self.step(BatchFailed(batch, FAILURE, **given))
@@ -383,7 +383,7 @@ def test_batch_whose_lease_ended_counts_its_try_for_the_next_owner():
 def test_returned_batch_is_handed_out_again_without_a_try():
     steps = BatchSteps(A, B, A)
     steps.pull(3)
-    steps.step(BatchReturned(steps.take()))
+    steps.step(MessagesReturned(steps.take()))
     again = steps.take()
     assert offsets_of(again) == [0, 1, 2]
     assert {message.attempt for message in again} == {1}
@@ -397,7 +397,7 @@ def test_hand_over_waits_for_the_batch():
     assert not steps.requested(Release)
     steps.step(Tick(), after_ms=500)
     assert steps.requested(CancelHandlers)
-    steps.step(BatchReturned(batch))
+    steps.step(MessagesReturned(batch))
     assert steps.requested(Release)
 
 

@@ -26,7 +26,7 @@ from keylane.consumer.session.events import (
     TurnTaken,
 )
 from keylane.consumer.session.lanes import ClosedBatch, ColumnPart, take_part
-from keylane.consumer.session.state import CAREFUL_MS, PartitionSession
+from keylane.consumer.session.state import CAREFUL_MS, PartitionSession, Taking
 from keylane.consumer.session.step import step
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.frames import Ack, Acked, Acquired
@@ -64,7 +64,7 @@ class Columns:
             ConsumerSettings(**settings),  # type: ignore[arg-type]
             random.Random(1),
             redrives_here=False,
-            by_column=True,
+            taking=Taking(by_column=True),
         )
         self.acks: list[Ack] = []
         self.cursor = 0

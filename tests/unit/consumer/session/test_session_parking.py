@@ -16,7 +16,12 @@ from keylane.consumer.session.events import (
     WindowRead,
     WorkWanted,
 )
-from keylane.consumer.session.parking import CHANGES_MAX, WAITING_MAX, PartitionParking
+from keylane.consumer.session.parking import (
+    CHANGES_MAX,
+    WAITING_MAX,
+    PartitionAncestors,
+    PartitionParking,
+)
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import (
@@ -280,7 +285,7 @@ def test_dead_letters_that_fail_anew_stop_no_redrive_of_others():
 
 def test_request_has_a_limited_number_of_changes_and_rows():
     """The messages of a key come in several requests, in their order."""
-    parking = PartitionParking()
+    parking = PartitionParking(None, PartitionAncestors(exist=False))
     for number in range(CHANGES_MAX + 1):
         parking.free(b"%d" % number)
     assert len(parking.take(may_die=False)) == CHANGES_MAX
@@ -294,7 +299,7 @@ def test_request_has_a_limited_number_of_changes_and_rows():
 
 
 def test_full_broker_gets_what_makes_room_and_keeps_the_messages_of_a_key_in_order():
-    parking = PartitionParking()
+    parking = PartitionParking(None, PartitionAncestors(exist=False))
     parking.park(A, [1], FAILURE)
     parking.park(B, [2], None)
     parking.park(A, [3], None)
