@@ -40,17 +40,17 @@ from .assignment_log import (
 )
 from .broadcast import Broadcast
 from .broker_reachability import BrokerReachability
-from .delivery.filter import MessageFilter
-from .delivery.suspect_lock import SuspectLock
 from .dispatch.loop import LoopDispatch
 from .dispatch.workers import WorkerPool
 from .effective_settings import EffectiveSettings
+from .filter import MessageFilter
 from .log_names import consumer_name
 from .losses import FENCED, SESSION_ENDED, Losses, Stalls, lapse_reason
 from .membership import Membership
 from .prefetch_budget import PrefetchBudget
 from .rebalance import Rebalance
-from .session_shell import PAUSED, SessionShell
+from .session.events import SettingsStored
+from .session_shell import PAUSED, SessionShell, SuspectLock
 from .settings import AckMode, ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
@@ -185,7 +185,9 @@ class Assignments:
         message at a time; "" if neither applies.
         """
         suspended = "resume(): its own code has suspended it" if self._membership.suspended else ""
-        careful = [str(client.partition_id) for client in self.clients if client.is_careful]
+        careful = [
+            str(client.partition_id) for client in self.clients if client.state.suspects is not None
+        ]
         suspects = (
             f"suspects of partition {', '.join(careful)}: two earlier owners ended without handing "
             "it over, and the messages that both had are handled one at a time"
@@ -210,9 +212,9 @@ class Assignments:
         if self._effective.update(grants):
             self._settings = self._effective.settings
             for client in self.clients:
-                client.apply_settings(self._settings)
+                client.feed(SettingsStored(self._settings))
         for client in self.handing_over:
-            if client.session == self._membership.session:
+            if client.state.tenure.lease.session == self._membership.session:
                 client.renew(deadline_ms, None)
         self._apply(grants.grants)
 
@@ -222,12 +224,14 @@ class Assignments:
 
     def drained(self) -> tuple[int, ...]:
         """Return the ids of sealed partitions that the group has acked to the end."""
-        return tuple(client.partition_id for client in self.clients if client.drained)
+        return tuple(client.partition_id for client in self.clients if client.state.is_drained)
 
     def parked(self) -> tuple[int, ...]:
         """Return the ids of the drained partitions that have parked messages of the group."""
         return tuple(
-            client.partition_id for client in self.clients if client.drained and client.has_parked
+            client.partition_id
+            for client in self.clients
+            if client.state.is_drained and client.state.parking.version
         )
 
     def holding(self, session: str) -> tuple[tuple[int, int], ...]:
@@ -235,7 +239,8 @@ class Assignments:
         over.
         """
         clients = sorted((self._clients | self._handing_over).items())
-        return tuple((key, client.token) for key, client in clients if client.session == session)
+        leases = [(key, client.state.tenure.lease) for key, client in clients]
+        return tuple((key, lease.token) for key, lease in leases if lease.session == session)
 
     def unreached(self) -> tuple[str, ...]:
         """Return the broker groups that this consumer cannot reach although they send heartbeats to
@@ -275,8 +280,8 @@ class Assignments:
         del self._clients[partition_id]
         self._lines.note_end(partition_id, self._cause_of_end(client))
         client.stop()
-        if client.token_is_single_use or client.fenced:
-            self._retire_token(partition_id, client.token)
+        if client.token_is_single_use or client.state.tenure.fence is not None:
+            self._retire_token(partition_id, client.state.tenure.lease.token)
         self._handing_over[partition_id] = client
         self._hand_overs[partition_id] = start_task(
             self._run_hand_over(client), name=f"hand over {partition_id}"
@@ -284,13 +289,13 @@ class Assignments:
 
     def _cause_of_end(self, client: SessionShell) -> str:
         """Return in a few words why a partition is handed over."""
-        if client.fenced:
+        if client.state.tenure.fence is not None:
             return "fenced"
         if client.lapsed:
             return "lease ran out"
-        if client.session != self._membership.session:
+        if client.state.tenure.lease.session != self._membership.session:
             return "session ended"
-        if client.drained:
+        if client.state.is_drained:
             return "handled to its end"
         return "suspended" if self._membership.suspended else "rebalance"
 
@@ -313,11 +318,11 @@ class Assignments:
         granted = {int(grant.partition.partition_id): grant for grant in grants}
         for partition_id, client in list(self._clients.items()):
             grant = granted.get(partition_id)
-            if grant is None or grant.token != client.token or client.lapsed:
+            if grant is None or grant.token != client.state.tenure.lease.token or client.lapsed:
                 self.start_hand_over(client)
             else:
                 client.renew(self._deadline_ms, grant.partition.address)
-                client.update_grant(grant)
+                client.calls.reads.update_grant(grant)
         for partition_id, grant in granted.items():
             if partition_id in self._clients or partition_id in self._hand_overs:
                 continue
@@ -354,10 +359,11 @@ class Assignments:
         """Let sessions that hand out columns take the place of the present ones under the same
         tokens. The program has taken nothing of these.
         """
+        grants = {int(grant.partition.partition_id): grant for grant in self._grants}
         for partition_id, shell in list(self._clients.items()):
             shell.abandon()
-            client = self._clients[partition_id] = self._new_client(shell.grant)
-            if shell.paused:
+            client = self._clients[partition_id] = self._new_client(grants[partition_id])
+            if shell.gate.is_paused:
                 client.gate.add(PAUSED)
 
     # ── hand-over ─────────────────────────────────────────────────────────────────────────────────
@@ -388,14 +394,16 @@ class Assignments:
         await client.hand_over(flush_ms=self._settings.call_timeout_ms)
         if self._leave_task is not None:
             await asyncio.wait([self._leave_task])
-        if client.fenced:
+        tenure = client.state.tenure
+        if tenure.fence is not None:
             # Usually a newer owner has the partition; otherwise it is granted again above the
             # fence. The pause keeps that from happening often.
             await asyncio.sleep(self._settings.backoff.wait_ms(1, self._rng) / 1000)
         # Other sessions may hold a token that is neither single-use nor fenced.
-        if client.token_is_single_use or client.fenced:
+        if client.token_is_single_use or tenure.fence is not None:
+            session, token = tenure.lease.session, tenure.lease.token
             await self._membership.report_release(
-                client.session, client.partition_id, client.token, fence=client.fence
+                session, client.partition_id, token, fence=tenure.fence or 0
             )
 
     def _report_release_again(self, grant: Grant) -> None:
@@ -485,7 +493,7 @@ class Assignments:
 
     @property
     def _check_ms(self) -> int:
-        if self._handing_over or any(client.outstanding for client in self._clients.values()):
+        if self._handing_over or any(client.state.intake.held for client in self._clients.values()):
             return CHECK_MS_MAX
         return max(CHECK_MS_MAX, self._settings.ttl_ms // IDLE_CHECKS_PER_TTL)
 
@@ -493,18 +501,19 @@ class Assignments:
         """Record why the partition was lost. Return False if it was not lost: the metaserver or the
         user requested the hand-over.
         """
-        now_ms = self._clock.boot_ms()
-        if client.fenced:
+        now_ms, tenure = self._clock.boot_ms(), client.state.tenure
+        if tenure.fence is not None:
             reason = FENCED
         elif client.lapsed:
             silent_ms = now_ms - client.renewed_ms
             stalled_ms = self._stalls.longest_ms(client.renewed_ms, now_ms)
             reason = lapse_reason(silent_ms=silent_ms, stalled_ms=stalled_ms)
-        elif client.session != self._membership.session and not self._closing:
+        elif tenure.lease.session != self._membership.session and not self._closing:
             reason = SESSION_ENDED
         else:
             return False
-        self._losses.add(client.partition_id, client.token, reason, fence=client.fence)
+        token, fence = tenure.lease.token, tenure.fence or 0
+        self._losses.add(client.partition_id, token, reason, fence=fence)
         return True
 
     def _log_stall(self) -> None:

@@ -48,21 +48,20 @@ from .assignments import Assignments
 from .broadcast import Broadcast, check_broadcast
 from .closing_line import QUIET_CLOSE_S, format_waiting
 from .consumer_set import new_consumer_set
-from .delivery.filter import build_filter
-from .delivery.handed_out import check_handed_out, to_list
-from .delivery.suspect_lock import SuspectLock
 from .dispatch.arrow import ArrowBatch, check_arrow
 from .dispatch.handlers import BatchHandler, Handler
 from .dispatch.loop import NEXT_CODES, LoopDispatch
 from .dispatch.workers import WorkerPool
 from .dispatchers import DispatcherFactory, UserHandlers
+from .filter import build_filter
+from .handed_out import check_handed_out, to_list
 from .log_names import consumer_name
 from .manifest_file import resolve_start
 from .membership import Membership
 from .progress import Position
 from .ready_line import print_ready_line
 from .rebalance import Rebalance, check_callbacks
-from .session_shell import PAUSED, SessionShell
+from .session_shell import PAUSED, SessionShell, SuspectLock
 from .settings import (
     ARGUMENT_HINTS,
     METHOD_HINTS,
@@ -783,12 +782,12 @@ class Consumer(LoopBoundClient, Generic[V]):
         return [
             Assignment(
                 client.partition_id,
-                client.token,
-                client.outstanding,
+                client.state.tenure.lease.token,
+                client.state.intake.held,
                 client.waiting_for,
-                client.missed,
-                client.queue,
-                client.paused,
+                client.state.offsets.missed,
+                client.delivery.queue,
+                client.gate.is_paused,
             )
             for client in sorted(self._all_clients, key=attrgetter("partition_id"))
         ]
@@ -849,10 +848,10 @@ class Consumer(LoopBoundClient, Generic[V]):
             client = clients.get(partition_id)
             if client is None or dispatcher is None:
                 continue
-            if paused and not client.paused:
+            if paused and not client.gate.is_paused:
                 client.gate.add(PAUSED)
                 dispatcher.pause(partition_id)
-            elif not paused and client.paused:
+            elif not paused and client.gate.is_paused:
                 client.gate.remove(PAUSED)
                 dispatcher.resume(partition_id)
 

@@ -43,7 +43,8 @@ from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections, clean_up, gather_limited
 from ...rpc.environment import Environment, environment_of
 from ...rpc.loop_binding import LoopBoundClient
-from ..delivery.filter import MessageFilter
+from ..decode import read_messages
+from ..filter import MessageFilter
 from .arguments import check_arguments
 from .bounds import (
     Bound,
@@ -58,7 +59,6 @@ from .bounds import (
 from .lineage_order import LineageOrder
 from .open_reads import POLL_MS, OpenReads
 from .patience import TRANSIENT_ERRORS, Failures, FailureTracker
-from .read_messages import read_messages
 from .replacing_rows import ReplacingRows
 
 log = logging.getLogger("keylane.consumer")

@@ -14,7 +14,7 @@ from ...protocol.message import Message
 from ...protocol.offsets import Range
 from .failing import FailingMessages
 from .offsets import HandledOffsets
-from .tenure import NEVER, Lease
+from .tenure import NEVER, HeldLease
 
 TRIES_PER_ACK = 1_000
 
@@ -58,7 +58,9 @@ class PendingAcks:
             return False
         return self.handled.is_refused or not (self.handled or self.tries)
 
-    def request(self, lease: Lease, now_ms: int, held: tuple[Range, ...], in_flight_ms: int) -> Ack:
+    def request(
+        self, lease: HeldLease, now_ms: int, held: tuple[Range, ...], in_flight_ms: int
+    ) -> Ack:
         """Return the next request, which is then in flight."""
         self.due_ms = NEVER
         self.sent_ms = now_ms

@@ -24,7 +24,7 @@ from .ready import FailureOutcome, Note, Request
 from .redrive import RedriveWindows
 from .stored import PartitionColumns
 from .suspects import SuspectMessages
-from .tenure import Lease, SessionPhase, Tenure
+from .tenure import HeldLease, SessionPhase, Tenure
 
 NEVER_FULL = -1
 
@@ -148,7 +148,7 @@ class PartitionSession:
 
     def __init__(
         self,
-        lease: Lease,
+        lease: HeldLease,
         settings: ConsumerSettings,
         rng: random.Random,
         *,

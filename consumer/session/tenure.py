@@ -16,12 +16,22 @@ Invariants
 from __future__ import annotations
 
 import enum
+from typing import NamedTuple
 
 from ...protocol.ids import MAX_I64
 
-Lease = tuple[int, str, str, int]
-"""Partition id, group, session and token, as requests name them."""
 NEVER = MAX_I64
+
+
+class HeldLease(NamedTuple):
+    """What requests name a session by."""
+
+    partition_id: int
+    group: str
+    session: str
+    """The id of the consumer's session at the metaserver; "" for a broadcast consumer."""
+    token: int
+    """The fencing token; 0 for a broadcast consumer."""
 
 
 class SessionPhase(enum.Enum):
@@ -57,7 +67,7 @@ class Tenure:
         "until_ms",
     )
 
-    def __init__(self, lease: Lease, epoch_ms: int, *, may_release: bool = True) -> None:
+    def __init__(self, lease: HeldLease, epoch_ms: int, *, may_release: bool = True) -> None:
         self.lease = lease
         self.epoch_ms = epoch_ms
         self.phase = SessionPhase.ACQUIRING

@@ -13,10 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from keylane.consumer import ConsumerSettings
-from keylane.consumer.delivery.suspect_lock import SuspectLock
 from keylane.consumer.prefetch_budget import PrefetchBudget
 from keylane.consumer.session.events import MessagesHandled, WorkWanted
-from keylane.consumer.session_shell import SessionShell
+from keylane.consumer.session_shell import SessionShell, SuspectLock
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.batch import batch_starts
 from keylane.protocol.clock import SystemClock
@@ -212,6 +211,9 @@ class NotingOwner:
 
     def fail(self, error: BaseException) -> None:
         raise AssertionError(error)
+
+    async def history(self) -> Any:
+        raise AssertionError("a partition without parents has no history")
 
 
 class ToBrokers:
