@@ -61,6 +61,8 @@ from ..rpc.connections import NO_CONNECTION, Connections
 from ..rpc.network import Calling, Channel
 from ..rpc.race import start_task
 from .decode import decode_messages
+from .dispatch.loop import LoopDispatch
+from .dispatch.workers import WorkerPool
 from .filter import MessageFilter
 from .log_names import message_name, partition_name
 from .parked_reads import ParkedReads
@@ -150,46 +152,6 @@ class ShellOwner(Protocol):
         ...
 
 
-class SessionDispatch(Protocol):
-    """The workers of a consumer, to the shells of its partitions."""
-
-    @property
-    def in_batches(self) -> bool:
-        """True if sessions are to hand out batches."""
-        ...
-
-    @property
-    def by_column(self) -> bool:
-        """True if the program takes rows as columns."""
-        ...
-
-    def hand_out(self, shell: Any, messages: list[Message]) -> None:
-        """Accept messages that no worker has asked for."""
-        ...
-
-    def offer(self, shell: Any) -> None:
-        """Note that a worker that asks this partition may get something."""
-        ...
-
-    def cancel(self, shell: Any) -> None:
-        """Cancel the handlers that have messages of this partition."""
-        ...
-
-    def forget(self, shell: Any) -> None:
-        """Note that this partition is being handed over."""
-        ...
-
-    def count_spare(self, shell: Any) -> int:
-        """Return for how many messages a worker is free; if negative, how many messages wait for
-        one.
-        """
-        ...
-
-    def note_outcome(self, outcome: FailureOutcome) -> None:
-        """Note what becomes of a failed message, for the log."""
-        ...
-
-
 class SuspectLock:
     """Serializes messages that may kill the process: if it dies, the message that held the lock is
     probably the cause.
@@ -253,7 +215,7 @@ class SessionShell:
         clock: Clock,
         rng: random.Random,
         owner: ShellOwner,
-        dispatch: SessionDispatch,
+        dispatch: WorkerPool | LoopDispatch,
         acked: AckedOffsets | None = None,
         is_superfluous: Callable[[Message], bool] | None = None,
     ) -> None:
@@ -293,7 +255,7 @@ class SessionShell:
         self.gate = PartitionGate(self)
         self.ended = asyncio.Event()
         self._clock = clock
-        self._dispatch: Any = dispatch  # a loop also takes acks
+        self._dispatch: WorkerPool | LoopDispatch | None = dispatch
         self._timer = SessionTimer(clock, partial(self.feed_in_callback, Tick()))
         self._quiet = asyncio.Event()
         self._is_forked = False
@@ -304,6 +266,8 @@ class SessionShell:
     # ── the session ───────────────────────────────────────────────────────────────────────────────
     def feed(self, event: Event) -> None:
         """Give the session an event that no worker waits for."""
+        if self.ended.is_set():
+            return
         messages = self.ask(event)
         tenure = self.state.tenure
         may_begin = tenure.may_hand_out(self._clock.boot_ms()) or self._may_begin_acked
@@ -331,22 +295,22 @@ class SessionShell:
 
     def ask(self, event: Event) -> list[Message]:
         """Give the session a worker's event, and return what it hands out."""
-        if self.ended.is_set():
+        dispatch, state = self._dispatch, self.state
+        if dispatch is None:
             return []
-        state = self.state
         if state.flights.is_shared:
-            self._count_workers(event)
+            self._count_workers(event, dispatch)
         ready = step(state, event, self._clock.boot_ms())
         for note in ready.notes:
-            self._note(note)
+            self._note(note, dispatch)
         for request in ready.requests:
             self._do(request)
-        if self.ended.is_set():  # cancelled handlers had its last messages
+        if self._dispatch is None:  # cancelled handlers had its last messages
             return ready.hand_out
         if ready.wait_until_ms != self._timer.until_ms:
             self._timer.set(ready.wait_until_ms)
         if ready.has_more:
-            self._dispatch.offer(self)
+            dispatch.offer(self)
         if not state.tenure.is_live:
             self._on_stopping()
         elif self._reported is _Reported.NOTHING and state.is_drained:
@@ -363,24 +327,24 @@ class SessionShell:
         else:
             self.calls.begin(request)
 
-    def _count_workers(self, event: Event) -> None:
+    def _count_workers(self, event: Event, dispatch: WorkerPool | LoopDispatch) -> None:
         """Tell a shared group's session how many workers are free, before it decides what to
         pull.
         """
         if isinstance(event, FlightsPulled):
-            self._tell_free(sum(end - start for start, end in event.ranges))
+            self._tell_free(dispatch, sum(end - start for start, end in event.ranges))
         elif not isinstance(event, WorkersFree) and not self.state.calls.pull.is_in_flight:
-            self._tell_free(0)
+            self._tell_free(dispatch)
 
-    def _tell_free(self, arriving: int) -> None:
-        free = self._dispatch.count_spare(self) - arriving
+    def _tell_free(self, dispatch: WorkerPool | LoopDispatch, arriving: int = 0) -> None:
+        free = dispatch.count_spare(self) - arriving
         if free != self.state.flights.pull_size.free:
             self.ask(WorkersFree(free))
 
     def wake(self) -> None:
         """A worker is idle: pull, unless that is known, or a pull is in flight."""
-        if not self.state.calls.pull.is_in_flight and not self.ended.is_set():
-            self._tell_free(0)
+        if self._dispatch is not None and not self.state.calls.pull.is_in_flight:
+            self._tell_free(self._dispatch)
 
     def has_expired(self, message: Message) -> bool:
         """Return True if another consumer of a shared group may soon have the message."""
@@ -399,12 +363,12 @@ class SessionShell:
             self._timer.loop.call_soon(self.owner.start_hand_over, self)
         if state.lanes.is_idle and not state.acks.awaited:
             self._quiet.set()
-        if state.has_ended and not self.ended.is_set():
-            self._close()
+        if state.has_ended:
+            self.abandon()
 
-    def _note(self, note: Note | FailureOutcome) -> None:
+    def _note(self, note: Note | FailureOutcome, dispatch: WorkerPool | LoopDispatch) -> None:
         if isinstance(note, FailureOutcome):
-            self._dispatch.note_outcome(note)
+            dispatch.note_outcome(note)
         elif note.kind is NoteKind.MISSED:
             missed = counted(note.count, "message was", "messages were")
             if self.state.flights.is_shared:  # it does not know which ones other consumers had
@@ -472,18 +436,15 @@ class SessionShell:
             # redelivered.
             log.info("%s: error during the hand-over: too slow", self.log_name)
         finally:
-            self._close()
-
-    def abandon(self) -> None:
-        """Stop at once, without notifying the broker."""
-        self._close()
+            self.abandon()
 
     def on_fork(self) -> None:
         """Start no more handlers in this process, which is a forked child."""
         self._is_forked = True
         self.begin_until_s = 0.0
 
-    def _close(self) -> None:
+    def abandon(self) -> None:
+        """Stop at once, without notifying the broker, unless the partition has ended."""
         if self.ended.is_set():
             return
         self.ended.set()
@@ -498,18 +459,16 @@ class SessionShell:
     def ack(self, message: Message) -> Coroutine[Any, Any, None]:
         """Ack a message for the program. Raises InvalidRequestError if a handler has it."""
         self.check_by_hand(message)
-        if self._dispatch is None:
-            return self._refuse(message)
-        acking: Coroutine[Any, Any, None] = self._dispatch.ack(self, message)
-        return acking
+        if isinstance(self._dispatch, LoopDispatch):
+            return self._dispatch.ack(self, message)
+        return self._refuse(message)
 
     def nack(self, message: Message, after_s: float) -> Coroutine[Any, Any, None]:
         """Give a message back for the program. Raises InvalidRequestError if a handler has it."""
         self.check_by_hand(message)
-        if self._dispatch is None:
-            return self._refuse(message)
-        giving_back: Coroutine[Any, Any, None] = self._dispatch.nack(self, message, after_s)
-        return giving_back
+        if isinstance(self._dispatch, LoopDispatch):
+            return self._dispatch.nack(self, message, after_s)
+        return self._refuse(message)
 
     async def _refuse(self, message: Message) -> None:
         """Raise LeaseLostError: the partition has ended."""
@@ -757,9 +716,8 @@ class PartitionCalls:
             self.failures.no_connection_since_ms = None
         except KeylaneError as error:
             event = self.note_failure(request, error)
-        if not self._shell.ended.is_set():
-            self._shell.feed(event)
-            self._wake_waiters()
+        self._shell.feed(event)
+        self._wake_waiters()
 
     async def _ask_broker(self, request: Any) -> Event:
         if isinstance(request, SendChanges):
@@ -794,10 +752,9 @@ class PartitionCalls:
         except Exception as error:  # noqa: BLE001 - a callback must not raise
             shell.owner.fail(error)
             return
-        if not shell.ended.is_set():
-            shell.feed_in_callback(event)
-            if self._waiters:
-                self._wake_waiters()
+        shell.feed_in_callback(event)
+        if self._waiters:
+            self._wake_waiters()
 
     def note_failure(self, request: Any, error: KeylaneError) -> CallFailed:
         """Log why a call failed, unless the session does, and return the session's event."""
@@ -997,8 +954,7 @@ class PartitionPulls:
         except Exception as error:  # noqa: BLE001 - a callback must not raise
             self._shell.owner.fail(error)
             return
-        if not self._shell.ended.is_set():
-            self._shell.feed_in_callback(event)
+        self._shell.feed_in_callback(event)
 
     def _pulled(self, answer: Answer, payload: memoryview, *, has_more: bool) -> Pulled:
         assert isinstance(answer, Batches)
