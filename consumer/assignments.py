@@ -262,13 +262,9 @@ class Assignments:
         """Return the subject's partitions, past and present."""
         return await self._membership.history()
 
-    def report_drained(self) -> None:
-        """Send the next heartbeat now, so that it reports drained partitions."""
-        self._membership.nudge()
-
-    def find_broker(self) -> None:
-        """Look now where the brokers of partitions are: a read of a broadcast consumer has
-        failed.
+    def nudge(self) -> None:
+        """Send the next heartbeat now, so that it reports drained partitions; without a group, look
+        where the brokers of partitions are.
         """
         self._membership.nudge()
 

@@ -139,12 +139,10 @@ class ShellOwner(Protocol):
         """Return the subject's partitions, past and present."""
         ...
 
-    def report_drained(self) -> None:
-        """Send the next heartbeat now, because a partition is drained."""
-        ...
-
-    def find_broker(self) -> None:
-        """Look now where the broker of a broadcast consumer's partition is: a read has failed."""
+    def nudge(self) -> None:
+        """Send the next heartbeat now, because a partition is drained; without a group, look where
+        the brokers are, because a read has failed.
+        """
         ...
 
     def fail(self, error: BaseException) -> None:
@@ -315,7 +313,7 @@ class SessionShell:
             self._on_stopping()
         elif self._reported is _Reported.NOTHING and state.is_drained:
             self._reported = _Reported.DRAINED
-            self.owner.report_drained()
+            self.owner.nudge()
         return ready.hand_out
 
     def _do(self, request: Request) -> None:
@@ -323,7 +321,7 @@ class SessionShell:
             if self._dispatch is not None:
                 self._dispatch.cancel(self)
         elif isinstance(request, FindBroker):
-            self.owner.find_broker()
+            self.owner.nudge()
         else:
             self.calls.begin(request)
 

@@ -206,7 +206,7 @@ class NotingOwner:
     def start_hand_over(self, _shell: Any) -> None:
         self.ended += 1
 
-    def report_drained(self) -> None:
+    def nudge(self) -> None:
         self.drained += 1
 
     def fail(self, error: BaseException) -> None:

@@ -227,7 +227,7 @@ async def test_drained_partitions_are_listed_and_reported_at_once():
     side.give(grant(1, partition_id=1), grant(1, partition_id=2))
     assert side.assignments.drained() == ()
     side.made[1].state.is_drained = True
-    side.assignments.report_drained()
+    side.assignments.nudge()
     assert (side.nudges, side.assignments.drained()) == (1, (2,))
 
 
