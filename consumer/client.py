@@ -45,18 +45,17 @@ from ..rpc.loop_binding import LoopBinding, LoopBoundClient
 from ..rpc.network import Network
 from ..rpc.race import Race, error_of, shield, start_task
 from .arguments import check_broadcast, check_callbacks, check_names, resolve_start
-from .delivery.filter import build_filter
-from .delivery.handed_out import check_handed_out, to_list
-from .delivery.suspect_lock import SuspectLock
 from .dispatch.arrow import ArrowBatch, check_arrow
 from .dispatch.handlers import BatchHandler, Handler
 from .dispatch.loop import NEXT_CODES, LoopDispatch
 from .dispatchers import DispatcherFactory, UserHandlers
+from .filter import build_filter
 from .group.assignments import Assignments
+from .handed_out import check_handed_out, to_list
 from .opening import ConsumerOpening, ConsumerOptions
 from .progress import Position
 from .running import print_ready_line
-from .session_shell import PAUSED, SessionShell
+from .session_shell import PAUSED, SessionShell, SuspectLock
 from .settings import (
     ARGUMENT_HINTS,
     METHOD_HINTS,
@@ -608,12 +607,12 @@ class Consumer(LoopBoundClient, Generic[V]):
         return [
             Assignment(
                 client.partition_id,
-                client.token,
-                client.outstanding,
+                client.state.tenure.lease.token,
+                client.state.intake.held,
                 client.waiting_for,
-                client.missed,
-                client.queue,
-                client.paused,
+                client.state.offsets.missed,
+                client.delivery.queue,
+                client.gate.is_paused,
             )
             for client in sorted(self._all_clients, key=attrgetter("partition_id"))
         ]
@@ -674,10 +673,10 @@ class Consumer(LoopBoundClient, Generic[V]):
             client = clients.get(partition_id)
             if client is None or opening is None:
                 continue
-            if paused and not client.paused:
+            if paused and not client.gate.is_paused:
                 client.gate.add(PAUSED)
                 opening.dispatcher.pause(partition_id)
-            elif not paused and client.paused:
+            elif not paused and client.gate.is_paused:
                 client.gate.remove(PAUSED)
                 opening.dispatcher.resume(partition_id)
 

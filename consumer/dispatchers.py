@@ -14,7 +14,6 @@ from ..protocol.errors import ConfigError, HandlerTypeError
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.environment import Environment
 from ..rpc.loop_binding import LoopBinding
-from .delivery.filter import MessageFilter
 from .dispatch.batch import BatchJobs
 from .dispatch.failing import FailureRecords
 from .dispatch.filtered import filtered, filtered_batches
@@ -23,6 +22,7 @@ from .dispatch.handlers import BatchHandler, Handler, check_handler, is_async
 from .dispatch.loop import LoopDispatch
 from .dispatch.threads import HandlerThreads
 from .dispatch.workers import WorkerPool
+from .filter import MessageFilter
 from .settings import AckMode, ConsumerSettings
 
 

@@ -29,7 +29,7 @@ def message_name(message: Message[Any]) -> str:
     digest 0a1b…)". Keys are never logged.
     """
     location = f"{message.subject} partition {message.partition_id} offset {message.offset}"
-    group = _in_group(getattr(message.delivery, "group", ""))
+    group = _in_group(message.group)
     return f"{location}{group} ({key_digest(message.key)})"
 
 

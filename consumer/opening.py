@@ -21,15 +21,15 @@ from ..rpc.connections import Connections, clean_up, finish_despite_cancel
 from ..rpc.environment import Environment
 from ..rpc.race import start_closing_task
 from ..rpc.stop_signals import is_signaled
-from .delivery.filter import MessageFilter
-from .delivery.suspect_lock import SuspectLock
 from .dispatch.loop import LoopDispatch
 from .dispatch.workers import WorkerPool
 from .dispatchers import DispatcherFactory, UserHandlers
+from .filter import MessageFilter
 from .group.assignments import Assignments
 from .group.broadcast import Broadcast
 from .group.membership import Member, Membership
 from .running import QUIET_CLOSE_S, format_waiting
+from .session_shell import SuspectLock
 from .settings import ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")

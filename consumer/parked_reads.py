@@ -1,7 +1,7 @@
 """Reads parked messages for a session: the keys of its partition, windows of a key, and what its
 parents have parked.
 
-    Acquired ─▶ adopt: AdoptParked, page by page ─▶ ChangeParked
+    Acquired ─▶ AdoptParked, page by page ─▶ Adopt ─▶ the last page: adopted
     ListParked ─▶ ListParked, page by page
     ReadWindow ─▶ ReadParked ─▶ Read from where the messages are stored ─▶ ReadEdited
 """
@@ -9,8 +9,8 @@ parents have parked.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -28,6 +28,7 @@ from ..protocol.errors import (
 )
 from ..protocol.frames import (
     Acquired,
+    AdoptParked,
     Batches,
     ChangeParked,
     ListParked,
@@ -35,34 +36,36 @@ from ..protocol.frames import (
     ParkedEdited,
     ParkedKeys,
     ParkedRows,
+    ParkedToAdopt,
     Read,
     ReadEdited,
     ReadParked,
     ReleaseParked,
 )
 from ..protocol.ids import MAX_I64
-from ..protocol.message import Message
-from ..protocol.offsets import Range
+from ..protocol.message import Delivery, Message
+from ..protocol.offsets import AckedOffsets, Range
+from ..protocol.operations import SubjectHistory
 from ..protocol.parked import (
     RETRIED,
+    Adopt,
     ParkedKeyRow,
     ParkKey,
     RequestedChange,
+    decode_adopted,
     decode_key_rows,
     encode_parked,
     is_loose,
 )
 from ..protocol.record import Header, read_header
-from ..protocol.routing import PartitionState
+from ..protocol.routing import Partition, PartitionState
 from ..protocol.text import MAYBE_OLDER_COPY
 from ..rpc.client import BrokerClient
 from ..rpc.connections import Connections
-from .ancestors import Ancestors, inherits_loose
-from .delivery.copied import copied_delivery
-from .delivery.decode import decode_messages
+from .decode import decode_messages
+from .log_names import partition_name
 from .session.events import AncestorLeft, KeysListed, ReadWindow, SourceUnreadable, WindowRead
-from .session.state import PartitionSession
-from .shell_owner import ShellOwner
+from .session.state import Tenure
 
 log = logging.getLogger("keylane.consumer")
 READ_BYTES = 1 << 18
@@ -70,109 +73,55 @@ Row = tuple[int, int, int]
 """A source, and the offsets `[start, end)` in it."""
 
 
-class ReadingShell(Protocol):
-    """What these reads need of the shell of a partition."""
+class PartitionBrokers(Protocol):
+    """Where the broker of a partition is, and those of its ancestors."""
 
-    partition_id: int
-    group: str
-    subject: str
-    token: int
-    grant: Grant
-    lease: tuple[int, str, str, int]
-    owner: ShellOwner
-    state: PartitionSession
-    connections: Connections
     broker: BrokerClient
-
-    @property
-    def log_name(self) -> str:
-        """The subject, partition and group, for log lines."""
-        ...
-
-
-class SourceDelivery:
-    """The `Delivery` of redriven messages, which come from one source."""
-
-    cursor = 0
-    """0, because parked messages are below the partition's cursor although they are not handled."""
-    is_apart = True
-    is_copied = False
-
-    def __init__(self, shell: Any, logic_start: int, *, is_loose: bool) -> None:
-        self.client = shell
-        self.logic_start = logic_start
-        self.is_loose = is_loose
-        self.queue = shell.queue
-        self.cluster_id = shell.cluster_id
-        self.codec = shell.codec
-        self.group = shell.group
-        self.leased_id = shell.partition_id
-        self.exclusive = shell.exclusive
-
-    def __reduce_ex__(self, _protocol: object) -> Any:
-        return copied_delivery(self)
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, _memo: object) -> Self:
-        return self
-
-    def ack(self, message: Message) -> Any:
-        """Ack a message for the program. Raises InvalidRequestError if a handler has it."""
-        return self.client.ack(message)
-
-    def nack(self, message: Message, after_s: float) -> Any:
-        """Give a message back for the program. Raises InvalidRequestError if a handler has it."""
-        return self.client.nack(message, after_s)
-
-    def report_hang(
-        self, message: Message, failure: Any, running_ms: int, *, is_failed_try: bool = False
-    ) -> None:
-        """Report a hanging message to the broker, and whether that is a failed try."""
-        self.client.report_hang(message, failure, running_ms, is_failed_try=is_failed_try)
+    connections: Connections
 
 
 class ParkedReads:
-    """Reads the parked messages of one partition."""
+    """
+    Reads the parked messages of one partition.
 
-    def __init__(self, shell: ReadingShell) -> None:
-        self.grant = shell.grant
-        self._shell = shell
+    Args:
+        brokers: the partition's broker, which may change, and the connections to others.
+        delivery: what the partition's own messages have in common.
+        grant: names the parents whose parked messages are adopted.
+        history: asks the metaserver for the subject's partitions, past and present.
+    """
+
+    def __init__(
+        self,
+        brokers: PartitionBrokers,
+        tenure: Tenure,
+        delivery: Delivery,
+        grant: Grant,
+        *,
+        history: Callable[[], Coroutine[Any, Any, SubjectHistory]],
+    ) -> None:
+        self.grant = grant
+        self.lease = tenure.lease
+        self.log_name = partition_name(delivery.subject, self.lease.partition_id, delivery.group)
+        self.history = history
+        self.brokers = brokers
+        self._tenure = tenure
+        self._delivery = delivery
         self._sources: dict[int, tuple[str | None, int]] = {}
         """The broker's address and the logic start of each ancestor."""
         self._ancestors = Ancestors(self)
 
-    # ── what adopting needs ───────────────────────────────────────────────────────────────────────
-    @property
-    def lease(self) -> tuple[int, str, str, int]:
-        """The partition id, group, session and token, as in requests."""
-        return self._shell.lease
-
-    @property
-    def log_name(self) -> str:
-        """The subject, partition and group, for log lines."""
-        return self._shell.log_name
-
-    @property
-    def owner(self) -> ShellOwner:
-        """The consumer, which asks the metaserver."""
-        return self._shell.owner
-
-    def broker_at(self, address: str) -> BrokerClient:
-        """Return the client of a broker."""
-        return self._shell.connections.broker_at(address)
-
     async def send_now(self, changes: Iterable[RequestedChange]) -> int:
         """Have the broker store changes, and return its version. Raises KeylaneError."""
         request = ChangeParked(*self.lease, ())
-        answer, _ = await self._shell.broker.call(request, encode_parked(list(changes)))
+        answer, _ = await self.brokers.broker.call(request, encode_parked(list(changes)))
         assert isinstance(answer, ParkedChanged)
         return answer.parked_version
 
     def update_grant(self, grant: Grant) -> None:
         """Use a newer grant of the same lease, unless all ancestors have been adopted."""
-        self._ancestors.update_grant(grant)
+        if not self._ancestors.are_adopted:
+            self.grant = grant
 
     async def adopt(self, answer: Acquired) -> Acquired:
         """Adopt the parents' parked messages, unless that is already done. Return the answer with
@@ -191,14 +140,14 @@ class ParkedReads:
         rows: list[ParkedKeyRow] = []
         first = 0
         while True:
-            answer, payload = await self._shell.broker.call(ListParked(*self.lease, first))
+            answer, payload = await self.brokers.broker.call(ListParked(*self.lease, first))
             assert isinstance(answer, ParkedKeys)
             rows += decode_key_rows(payload)
             if answer.following is None:
                 break
             first = answer.following
         # Later, what waits for a retry is what this session has set aside itself.
-        is_first = not self._shell.state.tenure.is_acquired
+        is_first = not self._tenure.is_acquired
         aside = await self._list_aside(rows) if is_first else []
         return KeysListed(answer.parked_version, rows, aside, answer.unneeded_ancestors)
 
@@ -211,7 +160,7 @@ class ParkedReads:
         ]
 
     async def _read_rows(self, key: ParkKey, count: int, first: int) -> ParkedRows:
-        answer, _ = await self._shell.broker.call(ReadParked(*self.lease, key, count, first))
+        answer, _ = await self.brokers.broker.call(ReadParked(*self.lease, key, count, first))
         assert isinstance(answer, ParkedRows)
         return answer
 
@@ -219,20 +168,19 @@ class ParkedReads:
         """Tell an ancestor that none of its parked messages is needed. Raises KeylaneError; a
         FencedError of the ancestor does not affect the lease of this partition.
         """
-        history = await self.owner.history()
+        history = await self.history()
         address = self._ancestors.find_address(source, history)
         if address is not None:
-            _, group, _, token = self.lease
             partition = self.grant.partition
             request = ReleaseParked(
                 source,
-                group,
+                self.lease.group,
                 partition.range_start,
                 partition.range_end,
-                token,
-                inherits_loose(history, source, int(partition.partition_id)),
+                self.lease.token,
+                inherits_loose(history, source, self.lease.partition_id),
             )
-            await self.broker_at(address).call(request)
+            await self.brokers.connections.broker_at(address).call(request)
         return AncestorLeft(source)
 
     # ── windows ───────────────────────────────────────────────────────────────────────────────────
@@ -293,7 +241,6 @@ class ParkedReads:
         Raises:
             KeylaneError: the source cannot be read now; CorruptBatchError names what is damaged.
         """
-        shell = self._shell
         start, end = ranges[0][0], ranges[-1][1]
         try:
             broker, logic_start = await self._locate(source)
@@ -311,7 +258,9 @@ class ParkedReads:
         assert isinstance(answer, Batches)
         if not payload:
             raise _missing_error(source, start)
-        delivery: Any = SourceDelivery(shell, logic_start, is_loose=is_loose(key))
+        delivery = replace(
+            self._delivery, logic_start=logic_start, is_loose=is_loose(key), acked=AckedOffsets()
+        )
         messages: list[Message] = []
         upto, position = start, 0
         while position < len(payload):
@@ -326,9 +275,7 @@ class ParkedReads:
                 _add_offsets(error, payload, position, start=start)
                 raise
             if columns is not None:
-                opened = decode_messages(
-                    columns, header, shell.subject, source, shell.token, delivery
-                )
+                opened = decode_messages(columns, header, source, self.lease.token, delivery)
                 for low, high in overlapping:
                     messages += opened[max(low - base, 0) : max(high - base, 0)]
             upto, position = end_offset, position + header.length
@@ -354,11 +301,10 @@ class ParkedReads:
             PartitionUnknownError: its messages are gone.
             KeylaneError: no metaserver replied, or the broker is down.
         """
-        shell = self._shell
-        if source == shell.partition_id:
-            return shell.broker, shell.grant.partition.logic_start
+        if source == self.lease.partition_id:
+            return self.brokers.broker, self._delivery.logic_start
         if source not in self._sources:
-            history = await shell.owner.history()
+            history = await self.history()
             self._sources = {
                 int(past.partition.partition_id): (
                     past.partition.address,
@@ -373,18 +319,23 @@ class ParkedReads:
         if address is None:
             del self._sources[source]
             raise UnreachableError(f"the broker of partition {source} is down")
-        return self.broker_at(address), logic_start
+        return self.brokers.connections.broker_at(address), logic_start
 
     async def _apply_edits(
         self, key: ParkKey, edited: Collection[tuple[int, int]], messages: list[Message]
     ) -> None:
         """Put in the values with which an operator has replaced those of parked messages."""
-        partition_id, group, *_ = self.lease
         for message in messages:
             if (message.partition_id, message.offset) not in edited:
                 continue
-            request = ReadEdited(partition_id, group, key, message.partition_id, message.offset)
-            answer, value = await self._shell.broker.call(request)
+            request = ReadEdited(
+                self.lease.partition_id,
+                self.lease.group,
+                key,
+                message.partition_id,
+                message.offset,
+            )
+            answer, value = await self.brokers.broker.call(request)
             assert isinstance(answer, ParkedEdited)
             if answer.properties is not None:
                 message.value = bytes(value)
@@ -426,3 +377,138 @@ def _add_offsets(
             "offset": header.base_offset,
             "end_offset": header.next_offset,
         }
+
+
+class Ancestors:
+    """
+    The parents whose parked messages one partition adopts.
+
+    A child pulls nothing before it has adopted the parked messages of its range from each parent.
+    Messages are given up only if the metaserver reports that they are gone: a broker that does not
+    have an ancestor may run on an older copy of its data folder. A parent that was lost after the
+    grant is given up only under a later grant, which names the messages to adopt from its
+    ancestors.
+    """
+
+    def __init__(self, reads: ParkedReads) -> None:
+        self.are_adopted = False
+        self._reads = reads
+        self._called: set[int] = set()
+        """The parents that were called at the address given in the grant."""
+        self._lost: set[int] = set()
+        """The parents whose loss was accepted."""
+
+    async def adopt_all(self, answer: Acquired) -> int:
+        """Adopt the parked messages of all parents that have not been adopted yet. Return the
+        broker's version.
+        """
+        version = answer.parked_version
+        grant, adopted_under = self._reads.grant, dict(answer.adopted_under)
+        tokens = grant.parked_tokens or (0,) * len(grant.parked_parents)
+        parts = grant.parked_ranges or ((),) * len(grant.parked_parents)
+        for parent, token, ranges in zip(grant.parked_parents, tokens, parts, strict=True):
+            parent_id = int(parent.partition_id)
+            # A parent that was reset since then may have parked messages again, under tokens above
+            # that of the last adoption.
+            if parent_id not in answer.adopted or token > adopted_under.get(parent_id, token):
+                version = await self._adopt(parent, ranges)
+        self.are_adopted = True
+        return version
+
+    async def _adopt(self, parent: Partition, ranges: Sequence[tuple[int, int]] = ()) -> int:
+        """Adopt the messages that an ancestor has parked for `ranges` of logical partitions; ()
+        means those of this partition.
+        """
+        reads = self._reads
+        parent_id, address = int(parent.partition_id), parent.address
+        if address is None or parent_id in self._called:
+            address = await self.address_of(parent_id)
+        self._called.add(parent_id)
+        if address is None:
+            if parent_id in self._lost and parent.state is not PartitionState.EXPIRED:
+                raise UnreachableError(
+                    f"parent {parent_id} was lost after the grant: the next grant says what to "
+                    f"adopt in its place"
+                )
+            log.warning(
+                "%s: messages parked at parent partition %d were removed by "
+                "retention, and are given up",
+                reads.log_name,
+                parent_id,
+            )
+            return await reads.send_now([Adopt(parent_id, (), True)])
+        broker = reads.brokers.connections.broker_at(address)
+        partition = reads.grant.partition
+        pending = list(ranges) or [(partition.range_start, partition.range_end)]
+        version, first_row, message_count = 0, 0, 0
+        while pending:
+            request = AdoptParked(parent_id, reads.lease.group, *pending[0], first_row)
+            answer, payload = await broker.call(request)
+            assert isinstance(answer, ParkedToAdopt)
+            keys = tuple(decode_adopted(payload))
+            message_count += sum(end - start for key in keys for _, start, end in key.rows)
+            first_row = answer.following or 0
+            if answer.following is None:
+                pending.pop(0)
+            adopt = Adopt(parent_id, keys, not pending, answer.sources)
+            version = await reads.send_now([adopt])
+        if message_count:
+            log.info(
+                "%s adopts %d parked messages of parent partition %d",
+                reads.log_name,
+                message_count,
+                parent_id,
+            )
+        return version
+
+    async def address_of(self, partition_id: int) -> str | None:
+        """
+        Return the current address of a partition's broker, or None if its messages are gone.
+
+        Raises:
+            UnreachableError: the broker is down.
+            KeylaneError: no metaserver replied.
+        """
+        return self.find_address(partition_id, await self._reads.history())
+
+    def find_address(self, partition_id: int, history: SubjectHistory) -> str | None:
+        """Return the same as `address_of`, given the subject's history."""
+        for past in history.partitions:
+            if past.partition.partition_id != partition_id:
+                continue
+            if past.is_gone:
+                if past.lost:
+                    self._lost.add(partition_id)
+                return None
+            if past.partition.address:
+                return past.partition.address
+            raise UnreachableError(
+                f"the broker of partition {partition_id}, which has parked messages of the "
+                f"group, is down"
+            )
+        return None
+
+
+def inherits_loose(history: SubjectHistory, ancestor_id: int, partition_id: int) -> bool:
+    """
+    Return True if loose and displaced messages that are parked on an ancestor pass to this
+    partition.
+
+    Each time a partition is replaced, they pass to the child that contains its first logical
+    partition, which need not contain that of the ancestor. Through a partition that was lost they
+    may have passed or not, so nobody inherits them for certain, and the ancestor keeps them.
+    """
+    passed = [
+        past.partition for past in history.partitions if past.partition.partition_id == ancestor_id
+    ]
+    while passed:
+        parent = passed.pop()
+        for past in history.partitions:
+            child = past.partition
+            is_child = parent.partition_id in child.parents
+            if is_child and child.range_start <= parent.range_start < child.range_end:
+                if child.partition_id == partition_id:
+                    return True
+                if not past.lost:
+                    passed.append(child)
+    return False

@@ -85,6 +85,10 @@ class PullProgress:
         self._unacked.append(last)
         self._batches_per_entry *= 2
 
+    def record_end(self, end_offset: int) -> None:
+        """Record the partition's end, as the broker reports it."""
+        self.end_offset = max(self.end_offset, end_offset)
+
     def record_acks(self, cursor: int) -> None:
         """Drop the entries below `cursor`, which are acked."""
         while self._unacked and self._unacked[0][0] <= cursor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Coroutine, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Generic, Literal, NoReturn, Protocol, cast
+from typing import Any, Generic, Literal, NoReturn, Protocol, Self, cast
 
 import msgspec
 
@@ -17,6 +17,7 @@ from .errors import (
     MessageTooLargeError,
 )
 from .limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX, PROPERTIES_BYTES_MAX
+from .offsets import AckedOffsets
 from .text import collect_items, counted, invalid_unicode_text
 
 _NO_PROPERTIES: Mapping[str, str | bytes] = MappingProxyType({})
@@ -52,69 +53,98 @@ def not_delivered_error(which: str) -> ClosedError:
     return error
 
 
-class Delivery(Protocol):
-    """The client that delivered a message and that accepts its ack."""
+class MessageShell(Protocol):
+    """The shell of a partition, to the messages that it hands out: it takes their acks."""
 
-    @property
-    def queue(self) -> int:
-        """The number of the logic queue of the client's partition."""
+    def ack(self, message: Message[Any]) -> Coroutine[Any, Any, None]:
+        """Ack a message."""
         ...
 
-    @property
-    def logic_start(self) -> int:
-        """The logic offset of the partition's offset 0: logic offset = `logic_start` + offset."""
+    def nack(self, message: Message[Any], after_s: float) -> Coroutine[Any, Any, None]:
+        """Give back a message, so that it is delivered again later."""
         ...
 
-    @property
-    def codec(self) -> Codec[Any] | None:
-        """The codec of the client; None if values are bytes."""
-        ...
 
-    @property
-    def group(self) -> str:
-        """The consumer group of the client; "" for a reader without a group."""
-        ...
+class GroupOffsets(Protocol):
+    """What a group has acked of a partition."""
+
+    cursor: int
+    """The offset below which all messages are acked."""
+
+
+class Delivery(msgspec.Struct, eq=False, weakref=True):
+    """
+    What messages of one partition have in common: where they are stored, and for whom they were
+    fetched.
+
+    Compared by identity, because a sink keeps state for each delivery. A pickled copy has the
+    cursor of the time of pickling, and no shell.
+    """
+
+    subject: str
+    queue: int
+    """The number of the logic queue of the partition that stores them."""
+    logic_start: int
+    """The logic offset of the partition's offset 0: logic offset = `logic_start` + offset."""
+    codec: Codec[Any] | None
+    """The codec of the client; None if values are bytes."""
+    group: str = ""
+    """The consumer group; "" for a reader or a broadcast consumer."""
+    cluster_id: str = ""
+    """The identity of the cluster, to which partition ids, offsets and tokens belong; "" if the
+    messages are only read.
+    """
+    leased_id: int = 0
+    """The partition whose lease covers the messages: their own partition, or a child that has
+    adopted them as parked messages.
+    """
+    exclusive: bool = False
+    """True if only this session receives messages of the partition under its token."""
+    is_loose: bool = False
+    """True if later messages of a key do not wait for them."""
+    acked: GroupOffsets = msgspec.field(default_factory=AckedOffsets)
+    """Has the cursor; for parked messages it is 0, because they are below that of their partition
+    although they are not handled.
+    """
+    shell: MessageShell | None = None
+    """What takes acks; None: they were only read, or this is a copy."""
+    is_copied: bool = False
+    """True for a pickled copy."""
 
     @property
     def cursor(self) -> int:
         """The offset below which all messages are acked. They are not redelivered under the same
         token.
         """
-        ...
+        return self.acked.cursor
 
-    @property
-    def leased_id(self) -> int:
-        """The partition whose lease covers the messages: their own partition, or a child that has
-        adopted them as parked messages.
+    def ack_error(self, message: Message[Any], which: str) -> ClosedError:
+        """Return the error for acking or nacking a message of a delivery without a shell. If it is
+        no copy, the text begins with `which`, such as "this message".
         """
-        ...
+        if not self.is_copied:
+            return not_delivered_error(which)
+        error = ClosedError(
+            f"this is a copy of message {message.offset} of partition "
+            f"{message.partition_id}, made by pickle"
+        )
+        error.hint = (
+            "Ack or give back the message itself, in the process whose consumer delivered it."
+        )
+        return error
 
-    @property
-    def exclusive(self) -> bool:
-        """True if only this session receives messages of the partition under its token."""
-        ...
+    def __reduce__(self) -> Any:
+        # A handler may pass its message to a pool of processes, where there is no shell.
+        is_copied = self.is_copied or self.shell is not None
+        acked = AckedOffsets(self.cursor)
+        values = (getattr(self, name) for name in self.__struct_fields__[:-3])
+        return Delivery, (*values, acked, None, is_copied)
 
-    @property
-    def cluster_id(self) -> str:
-        """The identity of the cluster, to which partition ids, offsets and tokens belong; "" if
-        the messages are only read.
-        """
-        ...
+    def __copy__(self) -> Self:
+        return self
 
-    @property
-    def is_copied(self) -> bool:
-        """True for a pickled copy in another process. The `cursor` of a copy is the value at the
-        time of pickling.
-        """
-        ...
-
-    def ack(self, message: Message[Any]) -> Coroutine[Any, Any, None]:
-        """Ack a message that this client delivered."""
-        ...
-
-    def nack(self, message: Message[Any], after_s: float) -> Coroutine[Any, Any, None]:
-        """Give back a message that this client delivered, so that it is delivered again later."""
-        ...
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
@@ -198,9 +228,7 @@ class Message(msgspec.Struct, Generic[V], gc=False):
             InvalidRequestError: the message was given back, and will be delivered again.
             ClosedError: no consumer delivered the message.
         """
-        if self.delivery is None:
-            raise not_delivered_error("this message")
-        return self.delivery.ack(self)
+        return self._shell().ack(self)
 
     def nack(self, *, after_s: float = 0) -> Coroutine[Any, Any, None]:
         """
@@ -220,9 +248,14 @@ class Message(msgspec.Struct, Generic[V], gc=False):
             LeaseLostError: another consumer now owns the partition, and receives the message again.
             ClosedError: no consumer delivered the message.
         """
+        return self._shell().nack(self, after_s)
+
+    def _shell(self) -> MessageShell:
         if self.delivery is None:
             raise not_delivered_error("this message")
-        return self.delivery.nack(self, after_s)
+        if self.delivery.shell is None:
+            raise self.delivery.ack_error(self, f"message {self.offset}")
+        return self.delivery.shell
 
     def decode(self) -> V:
         """

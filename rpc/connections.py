@@ -15,6 +15,7 @@ from ..protocol.access.tokens import check_token
 from ..protocol.errors import (
     ClosedError,
     ConfigError,
+    ConnectionQuotaError,
     KeylaneError,
     OutcomeUnknownError,
     RetryRule,
@@ -37,6 +38,10 @@ READY_POLL_S = 0.1
 AT_ONCE_MAX = 64
 """The maximum number of concurrent HTTP calls in one `gather_limited`. Each uses a connection, and
 a server accepts 1,000 from all clients together.
+"""
+NO_CONNECTION = (UnreachableError, ConnectionQuotaError)
+"""The errors that mean there is no connection. With ConnectionQuotaError, the broker closed this
+connection in favour of another principal's, until a connection slot is free.
 """
 PRUNE_MIN = 16
 """Idle broker clients are only dropped if there are more clients than this."""

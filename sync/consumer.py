@@ -27,7 +27,7 @@ from ..consumer import (
     Lag,
     Position,
 )
-from ..consumer.delivery.handed_out import to_list
+from ..consumer.handed_out import to_list
 from ..consumer.settings import ARGUMENT_HINTS, METHOD_HINTS
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import ClosedError, ConfigError, InvalidRequestError

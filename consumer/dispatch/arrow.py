@@ -43,10 +43,10 @@ class ArrowBatch:
     def __init__(self, record_batch: Any, _part: ColumnPart, _shell: Any) -> None:
         self.record_batch = record_batch
         self.partition_id: int = _shell.partition_id
-        self.queue: int = _shell.queue
+        self.queue: int = _shell.delivery.queue
         self.start_offset, self.next_offset = _part.range
-        self.fencing_token: int = _shell.token
-        self.lease = make_lease(_shell.partition_id, _shell.token)
+        self.fencing_token: int = _shell.state.tenure.lease.token
+        self.lease = make_lease(_shell.partition_id, _shell.state.tenure.lease.token)
         self._part = _part
         self._shell = _shell
         self._acking: asyncio.Task[bool] | None = None
@@ -92,7 +92,7 @@ class ArrowBatch:
         """Wait until the ack is durable. Return False if it never will be."""
         shell, columns = self._shell, self._shell.state.lanes.columns
         while columns.awaited is self._part:
-            await shell.wait_for_answer()
+            await shell.calls.wait_for_answer()
             if shell.ended.is_set():
                 break
         return self._part.offset not in shell.state.acks.handled

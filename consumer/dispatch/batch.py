@@ -83,7 +83,7 @@ class BatchJobs:
         now_s = next(pool.readings)
         until_s = now_s + TURN_S
         while now_s < shell.begin_until_s and not (
-            shell.is_shared and any(map(shell.has_expired, messages))
+            shell.state.flights.is_shared and any(map(shell.has_expired, messages))
         ):
             first = messages[0]
             worker.shell, worker.message, worker.messages = shell, first, messages

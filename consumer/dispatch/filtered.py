@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...protocol.message import Message
-from ..delivery.filter import MessageFilter
+from ..filter import MessageFilter
 from .handlers import Handler, is_async
 
 

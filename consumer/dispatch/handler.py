@@ -53,8 +53,10 @@ class MessageJobs:
         self._readings = pool.readings
         self.given: deque[tuple[OfferingShell, Message]] = deque()
         """Messages that were handed out and have no worker."""
-        self._unreported: list[OfferingShell] = []
-        """The partitions with handled messages that their sessions do not know of."""
+        self._unreported: dict[OfferingShell, list[Message]] = {}
+        """The messages of each partition whose handlers have returned, and that its session does
+        not know of.
+        """
         self._running: Worker | None = None
         """The worker that has a run; None once a handler of it has waited."""
         self._done = 0
@@ -173,7 +175,7 @@ class MessageJobs:
             if idle.waiting and (self.given or ready):
                 idle.wake_one()  # this one's handler may wait
             if next(readings) >= shell.begin_until_s or (
-                shell.is_shared and shell.has_expired(message)
+                shell.state.flights.is_shared and shell.has_expired(message)
             ):
                 self._return(shell, [message])
                 continue
@@ -201,18 +203,19 @@ class MessageJobs:
 
     def _report(self, shell: OfferingShell, message: Message) -> None:
         """Report a handled message, in a moment."""
-        if not shell.handled:
-            if not self._unreported:
-                self._loop.call_soon(self._report_handled)
-            self._unreported.append(shell)
-        shell.handled.append(message)
+        handled = self._unreported.get(shell)
+        if handled is not None:
+            handled.append(message)
+            return
+        if not self._unreported:
+            self._loop.call_soon(self._report_handled)
+        self._unreported[shell] = [message]
 
     def _report_handled(self, *, takes: bool = True) -> None:
         """Report what is handled, and take as much again if `takes`."""
         offers = self._offers
-        unreported, self._unreported = self._unreported, []
-        for shell in unreported:
-            handled, shell.handled = shell.handled, []
+        unreported, self._unreported = self._unreported, {}
+        for shell, handled in unreported.items():
             may_take = takes and offers.ready.keys() <= {shell} and not offers.limited
             may_take = may_take and not offers.are_over
             wanted = max(0, self._bundle_size - len(self.given)) if may_take else 0

@@ -238,7 +238,7 @@ class HandlerLog:
         """
         if _message_id(message) in self._failing:
             return self._end(message, now_ms, handled=False)
-        self._name = consumer_name(message.subject, getattr(message.delivery, "group", ""))
+        self._name = consumer_name(message.subject, message.group)
         if self._line_limit.admit(now_ms, None) is None:
             self._given_up += 1
             return None
@@ -302,7 +302,8 @@ class HandlerLog:
         """Return the clause about later messages that are waiting, or "" if the message has no key
         or is set aside from its key.
         """
-        waits = self._ordered and message.key and not getattr(message.delivery, "is_loose", False)
+        is_loose = message.delivery is not None and message.delivery.is_loose
+        waits = self._ordered and message.key and not is_loose
         return f"{separator} later messages of its key wait" if waits else ""
 
     def _failing_message(self, message: Message, since_ms: int) -> _FailingMessage:
@@ -310,7 +311,7 @@ class HandlerLog:
         failing = self._failing.get(message_id)
         if failing is None:
             failing = self._failing[message_id] = _FailingMessage(message, Repeats(since_ms))
-            self._name = consumer_name(message.subject, getattr(message.delivery, "group", ""))
+            self._name = consumer_name(message.subject, message.group)
             self._unlogged_count += 1
         return failing
 

@@ -48,8 +48,8 @@ from ...protocol.parked import HANGS_MS, Failure
 from ...protocol.text import counted, format_seconds
 from ...rpc.loop_binding import LoopBinding
 from ...rpc.race import Race
-from ..delivery.filter import MessageFilter
-from ..delivery.handed_out import check_handed_out
+from ..filter import MessageFilter
+from ..handed_out import check_handed_out, shell_of
 from ..log_names import consumer_name
 from ..session.events import (
     AckedLate,
@@ -57,6 +57,7 @@ from ..session.events import (
     FailureOutcome,
     MessageExpired,
     MessageFailed,
+    MessageHangs,
     MessagesHandled,
     MessagesLeft,
     MessagesReturned,
@@ -221,7 +222,7 @@ class LoopDispatch:
         self._settle()
         if shell.ended.is_set():
             return
-        shell.has_given_up = True
+        shell.program.has_given_up = True
         columns = shell.state.lanes.columns
         if columns is not None and columns.in_hand is not None:
             shell.feed(ColumnsReturned(columns.in_hand, is_try=False))
@@ -544,8 +545,8 @@ class LoopDispatch:
     # ── messages of shared groups that the program goes on without ────────────────────────────────
     def _note_in_use(self, messages: list[Message]) -> None:
         """Note what the program of a shared group works on: it is renewed."""
-        if messages and _shell_of(messages[0]).is_shared:
-            self._in_use = [(_shell_of(message), message) for message in messages]
+        if messages and shell_of(messages[0]).state.flights.is_shared:
+            self._in_use = [(shell_of(message), message) for message in messages]
 
     def _leave_used(self) -> None:
         """The program asks for more: what it has not acked is renewed no longer."""
@@ -640,7 +641,7 @@ class LoopDispatch:
         self._settle()
         by_shell: dict[Any, list[Message]] = {}
         for message in messages:
-            by_shell.setdefault(_shell_of(message), []).append(message)
+            by_shell.setdefault(shell_of(message), []).append(message)
         for shell, own in by_shell.items():
             _check_not_given_back(shell, own)
         first_error: BaseException | None = None
@@ -691,7 +692,7 @@ class LoopDispatch:
         while not shell.has_stored(messages):
             if shell.ended.is_set():
                 raise LeaseLostError(partition_id=shell.partition_id, offset=offset)
-            await shell.wait_for_answer(check_s - self._loop.time())
+            await shell.calls.wait_for_answer(check_s - self._loop.time())
             if self._loop.time() < check_s:
                 continue
             check_s = self._loop.time() + ACK_STALL_S
@@ -755,7 +756,7 @@ class LoopDispatch:
         wait_ms = parse_wait_ms(after_s)
         first_error: LeaseLostError | None = None
         for message in sorted(messages, key=_by_offset):
-            shell = _shell_of(message)
+            shell = shell_of(message)
             if not _is_in_hand(shell, message):
                 continue
             try:
@@ -792,7 +793,7 @@ class LoopDispatch:
         filter_error: FilterError | None = None,
     ) -> None:
         """Log what becomes of a message whose attempt has failed."""
-        shell, now_ms = _shell_of(message), self._boot_ms()
+        shell, now_ms = shell_of(message), self._boot_ms()
         if not self._outcomes:
             log_line(self._handler_log.record_given_up(message, now_ms))
             return
@@ -806,7 +807,7 @@ class LoopDispatch:
                 now_ms,
                 pause_ms or 0,
                 asked_for=reason,
-                sealed=shell.sealed,
+                sealed=shell.state.offsets.end_offset is not None,
             )
         else:
             with_key = outcome.treatment is Treatment.PARKED
@@ -828,7 +829,7 @@ class LoopDispatch:
             return
         by_shell: dict[Any, list[Message]] = {}
         for message in [messages] if isinstance(messages, Message) else messages:
-            shell = _shell_of(message)
+            shell = shell_of(message)
             if shell.left_ms > 0 and _is_in_hand(shell, message):
                 by_shell.setdefault(shell, []).append(message)
         for shell, own in by_shell.items():
@@ -849,7 +850,7 @@ class LoopDispatch:
             return
         if isinstance(error, asyncio.CancelledError) or is_signal(error):
             return
-        shell = _shell_of(message)
+        shell = shell_of(message)
         if shell.left_ms > 0 and _is_in_hand(shell, message):
             self._nack(shell, message, 0, error)
 
@@ -864,7 +865,7 @@ class LoopDispatch:
         """
         self.forget(shell)
         for line in self._handler_log.record_all_given_up(
-            lambda message: _shell_of(message) is shell, self._boot_ms()
+            lambda message: shell_of(message) is shell, self._boot_ms()
         ):
             log_line(line)
         if self._is_leaving:
@@ -885,7 +886,7 @@ class LoopDispatch:
                 "%s moves to another consumer, but %d of its messages are not acked yet; it is "
                 "handed over when they are acked or the next message is requested",
                 shell.log_name,
-                shell.outstanding,
+                shell.state.intake.held,
             )
             await shell.wait_quiet()
 
@@ -960,8 +961,8 @@ class LoopDispatch:
         log_line(self._handler_log.build_summary(now_ms))
         if not self._used_method and self._offers:
             first = next(iter(self._offers))
-            waiting = sum(shell.outstanding for shell in self._shells)
-            name = consumer_name(first.subject, first.group)
+            waiting = sum(shell.state.intake.held for shell in self._shells)
+            name = consumer_name(first.delivery.subject, first.delivery.group)
             self._idle_warnings.warn_if_not_iterated(name, waiting, now_ms)
         waits = self._requesting.is_set() and not (self._given or self._offers)
         blocking, waiting = self._find_blocking() if waits else (None, 0)
@@ -984,7 +985,7 @@ class LoopDispatch:
                 failure = self._records.build_hang_failure(
                     "the program has not acked it", message.attempt
                 )
-                shell.report_hang(message, failure, now_ms - held[2])
+                shell.feed(MessageHangs(message, failure, now_ms - held[2]))
 
     def _find_blocking(self) -> tuple[Message | None, int]:
         """Return the message in hand whose ack the largest number of others wait for, and the
@@ -1029,11 +1030,6 @@ def _range_limit_error(partition_id: int, offset: int) -> OverloadedError:
     return error
 
 
-def _shell_of(message: Message) -> Any:
-    """Return the shell of the partition under whose lease a message was handed out."""
-    return getattr(message.delivery, "client", None)
-
-
 def _is_in_hand(shell: Any, message: Message) -> bool:
     """Return True if the program has the message and has neither acked nor nacked it."""
     in_hand: bool = shell.state.lanes.in_hand.get((message.partition_id, message.offset)) is message
@@ -1049,13 +1045,13 @@ def _ack_late(shell: Any, messages: Iterable[Message]) -> None:
 
 
 def _note_handed_out(shell: Any, messages: Iterable[Message]) -> None:
-    if shell.given_back:
+    if shell.program.given_back:
         for message in messages:
-            shell.given_back.pop((message.partition_id, message.offset), None)
+            shell.program.given_back.pop((message.partition_id, message.offset), None)
 
 
 def _note_given_back(shell: Any, messages: Iterable[Message]) -> None:
-    given_back = shell.given_back
+    given_back = shell.program.given_back
     for message in messages:
         given_back[message.partition_id, message.offset] = None
         if len(given_back) > GIVEN_BACK_MAX:
@@ -1066,10 +1062,10 @@ def _check_not_given_back(shell: Any, messages: Iterable[Message]) -> None:
     """Raise InvalidRequestError if the user nacked one of the messages, because it will be
     redelivered.
     """
-    if not shell.given_back:
+    if not shell.program.given_back:
         return
     for message in messages:
-        if (message.partition_id, message.offset) in shell.given_back:
+        if (message.partition_id, message.offset) in shell.program.given_back:
             raise InvalidRequestError(
                 f"message {message.offset} of partition {message.partition_id} was given back; "
                 "ack it when it is delivered again"

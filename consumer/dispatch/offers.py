@@ -22,12 +22,8 @@ class OfferingShell(Protocol):
 
     partition_id: int
     state: PartitionSession
-    is_shared: bool
-    """True in a shared group."""
     begin_until_s: float
     """The time of the boot clock from which no handler may begin; 0.0: none may begin now."""
-    handled: list[Message]
-    """Messages whose handlers have returned and that the session does not know of."""
 
     def has_expired(self, message: Message) -> bool:
         """Return True if another consumer of a shared group may soon have the message."""

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from ...protocol.message import Message
 from ...protocol.parked import HANGS_MS
 from ...protocol.text import counted
+from ..handed_out import shell_of
+from ..session.events import MessageHangs
 from .failing import FailureRecords
 from .handler_log import HandlerLog, LogLine
 
@@ -162,7 +164,7 @@ def check_worker(
         running_ms = now_ms - worker.checked_since_ms
         if running_ms >= HANGS_MS:
             failure = records.build_hang_failure(_describe_hang(worker), message.attempt)
-            message.delivery.report_hang(message, failure, running_ms)  # type: ignore[union-attr]
+            shell_of(message).feed(MessageHangs(message, failure, running_ms))
         return handler_log.record_running(message, worker.checked_since_ms, now_ms)
     worker.checked_message = message
     worker.checked_since_ms = now_ms

@@ -33,8 +33,9 @@ from ...protocol.errors import HandlerTimeoutError, Reason, UsageError
 from ...protocol.message import Message
 from ...protocol.text import format_seconds
 from ...rpc.race import start_task
+from ..handed_out import shell_of
 from ..log_names import message_name
-from ..session.events import FailureOutcome
+from ..session.events import FailureOutcome, MessageHangs
 from ..settings import AckMode
 from .failed_attempts import FailedAttempts, log_line
 from .failing import FailureRecords
@@ -225,11 +226,7 @@ class WorkerPool:
         running = {id(worker.message) for worker in self.workers if worker.message is not None}
         self._return_unbegun(shell)
         lines = self.failures.lines.record_all_given_up(
-            lambda each: (
-                each.delivery is not None
-                and getattr(each.delivery, "client", None) is shell
-                and id(each) not in running
-            ),
+            lambda each: shell_of(each) is shell and id(each) not in running,
             self.boot_ms(),
         )
         for line in lines:
@@ -457,9 +454,7 @@ class WorkerPool:
             worker.cancel_handler()
         else:
             failure = self.failures.records.build_failure(self._timeout_error(), message.attempt)
-            message.delivery.report_hang(  # type: ignore[union-attr]
-                message, failure, self._timeout_ms, is_failed_try=True
-            )
+            shell_of(message).feed(MessageHangs(message, failure, self._timeout_ms, True))
             log.warning(
                 "%s has been in a thread for longer than handler_timeout_ms (%d ms); a thread "
                 "cannot be cancelled, so its key and its thread wait until the handler returns",

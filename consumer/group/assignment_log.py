@@ -66,7 +66,8 @@ class AssignmentLog:
                 silent_ms=now_ms - client.renewed_ms,
                 stalled_ms=self._stalls.longest_ms(client.renewed_ms, now_ms),
             )
-        self._losses.add(client.partition_id, client.token, reason, fence=client.fence)
+        tenure = client.state.tenure
+        self._losses.add(client.partition_id, tenure.lease.token, reason, fence=tenure.fence or 0)
 
     async def sleep(self, limit_ms: int, each_ms: int) -> None:
         """Sleep until the next multiple of `each_ms` on the boot clock, for at most `limit_ms`, and

@@ -30,12 +30,12 @@ from ...protocol.operations import SubjectHistory
 from ...protocol.routing import ConsumeStrategy
 from ...rpc.connections import Connections
 from ...rpc.race import start_task
-from ..delivery.filter import MessageFilter
-from ..delivery.suspect_lock import SuspectLock
 from ..dispatch.loop import LoopDispatch
 from ..dispatch.workers import WorkerPool
+from ..filter import MessageFilter
 from ..prefetch_budget import PrefetchBudget
-from ..session_shell import PAUSED, SessionShell
+from ..session.events import SettingsStored
+from ..session_shell import PAUSED, SessionShell, SuspectLock
 from ..settings import AckMode, ConsumerSettings
 from .assignment_log import AssignmentLog
 from .broadcast import Broadcast
@@ -105,9 +105,9 @@ class Holdings:
         clients = [*self.assigned.values(), *(client for client, _ in self.releasing.values())]
         return tuple(
             sorted(
-                (client.partition_id, client.token)
+                (client.partition_id, client.state.tenure.lease.token)
                 for client in clients
-                if client.session == session
+                if client.state.tenure.lease.session == session
             )
         )
 
@@ -205,7 +205,9 @@ class Assignments:
         message at a time; "" if neither applies.
         """
         suspended = "resume(): its own code has suspended it" if self._membership.suspended else ""
-        careful = [str(client.partition_id) for client in self.clients if client.is_careful]
+        careful = [
+            str(client.partition_id) for client in self.clients if client.state.suspects is not None
+        ]
         suspects = (
             f"suspects of partition {', '.join(careful)}: two earlier owners ended without handing "
             "it over, and the messages that both had are handled one at a time"
@@ -228,9 +230,9 @@ class Assignments:
         self._held.deadline_ms = deadline_ms
         if self._effective.update(grants):
             for client in self.clients:
-                client.apply_settings(self._effective.settings)
+                client.feed(SettingsStored(self._effective.settings))
         for client in self.handing_over:
-            if client.session == self._membership.session:
+            if client.state.tenure.lease.session == self._membership.session:
                 client.renew(deadline_ms, None)
         if not self._held.is_closing:
             self._held.granted = {
@@ -244,12 +246,14 @@ class Assignments:
 
     def drained(self) -> tuple[int, ...]:
         """Return the ids of sealed partitions that the group has acked to the end."""
-        return tuple(client.partition_id for client in self.clients if client.drained)
+        return tuple(client.partition_id for client in self.clients if client.state.is_drained)
 
     def parked(self) -> tuple[int, ...]:
         """Return the ids of the drained partitions that have parked messages of the group."""
         return tuple(
-            client.partition_id for client in self.clients if client.drained and client.has_parked
+            client.partition_id
+            for client in self.clients
+            if client.state.is_drained and client.state.parking.version
         )
 
     def holding(self, session: str) -> tuple[tuple[int, int], ...]:
@@ -274,13 +278,9 @@ class Assignments:
         """Return the subject's partitions, past and present."""
         return await self._membership.history()
 
-    def report_drained(self) -> None:
-        """Send the next heartbeat now, so that it reports drained partitions."""
-        self._membership.nudge()
-
-    def find_broker(self) -> None:
-        """Look now where the brokers of partitions are: a read of a broadcast consumer has
-        failed.
+    def nudge(self) -> None:
+        """Send the next heartbeat now, so that it reports drained partitions; without a group, look
+        where the brokers of partitions are.
         """
         self._membership.nudge()
 
@@ -293,8 +293,8 @@ class Assignments:
         cause = self._cause_of_end(client)
         self._log.note_end(client, cause)
         client.stop()
-        if client.token_is_single_use or client.fenced:
-            held.retire_token(partition_id, client.token)
+        if client.token_is_single_use or client.state.tenure.fence is not None:
+            held.retire_token(partition_id, client.state.tenure.lease.token)
         hand_over = self._run_hand_over(client, is_lost=cause.is_loss)
         held.releasing[partition_id] = (
             client,
@@ -303,13 +303,16 @@ class Assignments:
 
     def _cause_of_end(self, client: SessionShell) -> EndCause:
         """Return why a partition is handed over."""
-        if client.fenced:
+        if client.state.tenure.fence is not None:
             return EndCause.FENCED
         if client.lapsed:
             return EndCause.LAPSED
-        if client.session != self._membership.session and not self._held.is_closing:
+        if (
+            client.state.tenure.lease.session != self._membership.session
+            and not self._held.is_closing
+        ):
             return EndCause.SESSION_ENDED
-        if client.drained:
+        if client.state.is_drained:
             return EndCause.DRAINED
         return EndCause.SUSPENDED if self._membership.suspended else EndCause.REBALANCE
 
@@ -319,11 +322,11 @@ class Assignments:
         held = self._held
         for client in list(held.assigned.values()):
             grant = held.granted.get(client.partition_id)
-            if grant is None or grant.token != client.token or client.lapsed:
+            if grant is None or grant.token != client.state.tenure.lease.token or client.lapsed:
                 self.start_hand_over(client)
             else:
                 client.renew(held.deadline_ms, grant.partition.address)
-                client.update_grant(grant)
+                client.calls.reads.update_grant(grant)
         for partition_id, grant in held.granted.items():
             if partition_id in held.assigned or partition_id in held.releasing:
                 continue
@@ -353,10 +356,11 @@ class Assignments:
         """Let sessions that hand out columns take the place of the present ones under the same
         tokens. The program has taken nothing of these.
         """
-        for shell in self.clients:
+        held = self._held
+        for partition_id, shell in list(held.assigned.items()):
             shell.abandon()
-            client = self._held.assigned[shell.partition_id] = self._new_client(shell.grant)
-            if shell.paused:
+            client = held.assigned[partition_id] = self._new_client(held.granted[partition_id])
+            if shell.gate.is_paused:
                 client.gate.add(PAUSED)
 
     # ── hand-over ─────────────────────────────────────────────────────────────────────────────────
@@ -445,7 +449,7 @@ class Assignments:
             if self._reachability is not None:
                 self._reachability.check(self.clients)
             check_ms = CHECK_MS_MAX
-            if not held.releasing and not any(client.outstanding for client in self.clients):
+            if not held.releasing and not any(client.state.intake.held for client in self.clients):
                 check_ms = max(CHECK_MS_MAX, settings.ttl_ms // IDLE_CHECKS_PER_TTL)
 
     def _log_partitions(self) -> None:

@@ -143,16 +143,16 @@ class HandOvers:
         await client.hand_over(flush_ms=self._settings.call_timeout_ms)
         if self._leave_task is not None:
             await asyncio.wait([self._leave_task])
-        if client.fenced:
+        tenure = client.state.tenure
+        if tenure.fence is not None:
             # Usually a newer owner has the partition; otherwise it is granted again above the
             # fence. The pause keeps that from happening often.
             await asyncio.sleep(self._settings.backoff.wait_ms(1, self._rng) / 1000)
         # Other sessions may hold a token that is neither single-use nor fenced.
         releases = self._membership.releases
-        if releases is not None and (client.token_is_single_use or client.fenced):
-            await releases.report(
-                client.session, client.partition_id, client.token, fence=client.fence
-            )
+        if releases is not None and (client.token_is_single_use or tenure.fence is not None):
+            session, token = tenure.lease.session, tenure.lease.token
+            await releases.report(session, client.partition_id, token, fence=tenure.fence or 0)
 
     def report_again(self, grant: Grant) -> None:
         """Report a release again: the metaserver still grants the token, so it cannot have received

@@ -26,7 +26,7 @@ from ...protocol.errors import (
     UnreachableError,
 )
 from ...protocol.limits import READ_GIVE_UP_MS
-from ..unreached_brokers import NO_CONNECTION
+from ...rpc.connections import NO_CONNECTION
 
 log = logging.getLogger("keylane.consumer")
 

@@ -50,7 +50,7 @@ from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections, clean_up, gather_limited
 from ...rpc.environment import Environment, environment_of
 from ...rpc.loop_binding import LoopBoundClient
-from .reads import read_messages
+from ..decode import read_messages
 
 READ_BYTES = 1 << 20
 

@@ -44,7 +44,8 @@ from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections, clean_up, gather_limited
 from ...rpc.environment import Environment, environment_of
 from ...rpc.loop_binding import LoopBoundClient
-from ..delivery.filter import MessageFilter
+from ..decode import read_messages
+from ..filter import MessageFilter
 from .bounds import (
     Bound,
     BoundKind,
@@ -57,7 +58,7 @@ from .bounds import (
 )
 from .lineage_order import LineageOrder, ReplacingRows
 from .patience import TRANSIENT_ERRORS, Failures, FailureTracker
-from .reads import POLL_MS, OpenReads, read_messages
+from .reads import POLL_MS, OpenReads
 
 log = logging.getLogger("keylane.consumer")
 

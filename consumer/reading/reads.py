@@ -1,5 +1,4 @@
-"""Reads of partitions for readers, which have neither a lease nor acks: messages are made from
-replies, and each partition that is read to its end has one open read, which is a long poll.
+"""The open reads of a reader: each partition that is read to its end has one, a long poll.
 
 begin ─▶ (other partitions are read) ─▶ reply: wakes the reader ─▶ take
   ╰──────▶ its broker moved, or the partition is not read any more: cancelled
@@ -8,66 +7,14 @@ begin ─▶ (other partitions are read) ─▶ reply: wakes the reader ─▶ t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
-from ...protocol.batch import batch_starts, columns
 from ...protocol.clock import Clock
-from ...protocol.codecs.codec import Codec
 from ...protocol.frames import Answer, Batches, Read
 from ...protocol.limits import READ_WAIT_MS
-from ...protocol.message import Message, not_delivered_error
-from ...protocol.routing import Partition
 from ...rpc.client import BrokerClient
 from ...rpc.race import start_task
-from ..delivery.decode import decode_messages
-
-
-@dataclass(frozen=True, slots=True)
-class ReadFrom:
-    """The delivery of a reader's messages: it refuses acks."""
-
-    queue: int
-    logic_start: int
-    codec: Codec[Any] | None
-    group: str = ""
-    cursor: int = 0
-    leased_id: int = 0
-    exclusive: bool = False
-    cluster_id: str = ""
-
-    @property
-    def is_copied(self) -> bool:
-        """False: a pickled copy behaves like the original."""
-        return False
-
-    def ack(self, message: Message) -> Coroutine[Any, Any, None]:
-        """Raise ClosedError: a reader's messages cannot be acked."""
-        raise not_delivered_error(f"message {message.offset}")
-
-    def nack(self, message: Message, after_s: float) -> Coroutine[Any, Any, None]:
-        """Raise ClosedError: a reader's messages cannot be nacked."""
-        return self.ack(message)
-
-
-def read_messages(
-    payload: memoryview,
-    offset: int,
-    *,
-    subject: str,
-    partition: Partition,
-    codec: Codec[Any] | None,
-) -> list[Message[Any]]:
-    """Return the messages in a broker's reply, starting at a physical offset."""
-    delivery = ReadFrom(partition.queue, partition.logic_start, codec)
-    messages: list[Message[Any]] = []
-    for start, header in batch_starts(payload):
-        batch = columns(payload, header, start)
-        decoded = decode_messages(batch, header, subject, partition.partition_id, 0, delivery)
-        messages += decoded[max(offset - header.base_offset, 0) :]
-    return messages
-
 
 POLL_MS = 200
 """The minimum interval, in milliseconds, between reads of a partition that has nothing new, because

@@ -40,11 +40,20 @@ from ...protocol.text import key_digest
 
 NEVER = MAX_I64
 """A time that does not come."""
-Lease = tuple[int, str, str, int]
-"""Partition id, group, session and token, as requests name them."""
 Ref = tuple[int, int]
 """The partition that stores a message, and its offset."""
 SECOND_MS = 1_000
+
+
+class HeldLease(NamedTuple):
+    """What requests name a session by."""
+
+    partition_id: int
+    group: str
+    session: str
+    """The id of the consumer's session at the metaserver; "" for a broadcast consumer."""
+    token: int
+    """The fencing token; 0 for a broadcast consumer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -445,7 +454,9 @@ class PendingAcks:
             return False
         return self.handled.is_refused or not (self.handled or self.tries)
 
-    def request(self, lease: Lease, now_ms: int, held: tuple[Range, ...], in_flight_ms: int) -> Ack:
+    def request(
+        self, lease: HeldLease, now_ms: int, held: tuple[Range, ...], in_flight_ms: int
+    ) -> Ack:
         """Return the next request, which is then in flight."""
         self.due_ms = NEVER
         self.sent_ms = now_ms

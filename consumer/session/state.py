@@ -42,7 +42,7 @@ from ...protocol.routing import ConsumeStrategy
 from ..settings import AckMode, ConsumerSettings
 from .events import FailureOutcome, Note, Request
 from .lanes import BatchFill, ColumnPart, KeyLanes, PartitionBatches, PartitionColumns
-from .offsets import NEVER, Flights, Lease, PendingAcks, PullOffsets, PullSize
+from .offsets import NEVER, Flights, HeldLease, PendingAcks, PullOffsets, PullSize
 from .parking import PartitionAncestors, PartitionParking, RedriveWindows
 
 
@@ -61,7 +61,7 @@ class SessionPhase(enum.Enum):
 class Tenure:
     """The lease of one session; all times are boot-clock milliseconds."""
 
-    lease: Lease
+    lease: HeldLease
     epoch_ms: int
     """The calendar's time at 0 of the boot clock, in milliseconds since 1970."""
     may_release: bool = field(kw_only=True, default=True)
@@ -372,7 +372,7 @@ class PartitionSession:
 
     def __init__(
         self,
-        lease: Lease,
+        lease: HeldLease,
         settings: ConsumerSettings,
         rng: random.Random,
         *,

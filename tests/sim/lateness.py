@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from keylane.consumer.session.state import CAREFUL_MS
+from keylane.consumer.session_shell import SessionShell
 from sim.actors.consumers import ConsumerHost
 from sim.machines.database import Shelf
 from sim.service import PATIENCE_S
@@ -50,14 +51,19 @@ class Reasons:
                 if place not in late:
                     continue
                 before = self._pulled.get(place, -1)
-                upto = self._pulled[place] = client.next_offset
-                if (
-                    client.is_careful
-                    or client.retries_carefully
-                    or before < upto <= min(late[place])
-                ):
+                upto = self._pulled[place] = client.state.offsets.next_offset
+                if _is_careful(client) or before < upto <= min(late[place]):
                     excused.add(place)
         return excused
+
+
+def _is_careful(shell: SessionShell) -> bool:
+    """True while suspects, or messages that waited for a retry, are handed out one at a time."""
+    state = shell.state
+    is_retrying = (
+        state.redrives.has_waiting and shell._clock.boot_ms() < state.redrives.careful_until_ms
+    )
+    return state.suspects is not None or is_retrying
 
 
 async def outlast_reasons(consumers: Iterable[ConsumerHost], late: Callable[[], Late]) -> None:

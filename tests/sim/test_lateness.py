@@ -21,12 +21,13 @@ def _client(
     is_careful: bool = False,
     retries_carefully: bool = False,
 ) -> Any:
-    return SimpleNamespace(
-        partition_id=partition_id,
-        next_offset=next_offset,
-        is_careful=is_careful,
-        retries_carefully=retries_carefully,
+    state = SimpleNamespace(
+        offsets=SimpleNamespace(next_offset=next_offset),
+        suspects=object() if is_careful else None,
+        redrives=SimpleNamespace(has_waiting=True, careful_until_ms=2 if retries_carefully else 1),
     )
+    clock = SimpleNamespace(boot_ms=lambda: 1)
+    return SimpleNamespace(partition_id=partition_id, state=state, _clock=clock)
 
 
 def _host(*clients: Any) -> Any:
@@ -77,9 +78,9 @@ def test_place_has_a_reason_while_its_owner_pulls_what_is_before_late_messages()
     reasons, late = Reasons([_host(client)]), {(GROUP, 1): {5, 8}}
     assert reasons.look(late) == {(GROUP, 1)}
     assert not reasons.look(late)  # nothing came since
-    client.next_offset = 5
+    client.state.offsets.next_offset = 5
     assert reasons.look(late) == {(GROUP, 1)}
-    client.next_offset = 6  # one of them is with the consumer
+    client.state.offsets.next_offset = 6  # one of them is with the consumer
     assert not reasons.look(late)
 
 
@@ -102,7 +103,7 @@ def test_judge_waits_until_what_is_left_behind_suspects_had_its_time():
     waited_s = _waited_s(
         _host(client),
         late,
-        lambda loop: loop.call_later(20.0, setattr, client, "is_careful", False),
+        lambda loop: loop.call_later(20.0, setattr, client.state, "suspects", None),
     )
     assert 20.0 + PATIENCE_S - 1 < waited_s < 20.0 + PATIENCE_S + 1
 

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from keylane.consumer.dispatch.batch import BatchJobs
 from keylane.consumer.dispatch.failing import FailureRecords
 from keylane.consumer.dispatch.handler import MessageJobs
@@ -39,7 +41,7 @@ from keylane.consumer.session.events import (
     WindowRead,
     WorkersFree,
 )
-from keylane.consumer.session.offsets import NEVER
+from keylane.consumer.session.offsets import NEVER, HeldLease
 from keylane.consumer.session.state import PartitionSession, Taking
 from keylane.consumer.session.step import step
 from keylane.consumer.settings import ConsumerSettings
@@ -58,7 +60,7 @@ from keylane.protocol.frames import (
     Release,
     Released,
 )
-from keylane.protocol.message import Message
+from keylane.protocol.message import Delivery, Message
 from keylane.protocol.offsets import AckedOffsets
 from keylane.protocol.parked import Failure, Park, ParkedKeyRow, ParkState
 from keylane.protocol.routing import ConsumeStrategy
@@ -73,12 +75,12 @@ KINDS = {bytes: "parked", type(None): "buried", int: "retried"}
 class GivenBatch:
     """Messages that have arrived together, and are made when they are next."""
 
-    def __init__(self, delivery: Any, keys: tuple[bytes, ...], start: int) -> None:
+    def __init__(self, delivery: Delivery, keys: tuple[bytes, ...], start: int) -> None:
         self.start = start
         self.end = start + len(keys)
         self.size = 100 * len(keys)
         self.is_opened = False
-        partition_id = delivery.partition_id
+        partition_id = delivery.leased_id
         self.messages = [
             Message("s", key, b"", start + index, partition_id, TOKEN, delivery=delivery)
             for index, key in enumerate(keys)
@@ -87,18 +89,6 @@ class GivenBatch:
     def open(self) -> list[Message]:
         self.is_opened = True
         return self.messages
-
-
-class RedrivenDelivery:
-    """The delivery of redriven messages."""
-
-    is_apart = True
-
-    def __init__(self, shell: SteppedShell, partition_id: int, *, is_loose: bool = False) -> None:
-        self.client = shell
-        self.group = shell.group
-        self.partition_id = partition_id
-        self.is_loose = is_loose
 
 
 class SteppedShell:
@@ -113,8 +103,6 @@ class SteppedShell:
         suspects_upto: the offset below which messages are suspects.
     """
 
-    is_apart = is_loose = False
-
     def __init__(
         self,
         pool: WorkerPool,
@@ -126,12 +114,18 @@ class SteppedShell:
         attempts: tuple[tuple[int, int], ...] = (),
         suspects_upto: int = 0,
     ) -> None:
-        self.partition_id = self.leased_id = partition_id
-        self.group = GROUP
-        self.client = self
+        self.partition_id = partition_id
+        self.delivery = Delivery(
+            "s",
+            0,
+            0,
+            None,
+            GROUP,
+            leased_id=partition_id,
+            shell=self,  # type: ignore[arg-type]
+        )
         self.is_shared = settings.consume_strategy is ConsumeStrategy.SHARED
         self.begin_until_s = 0.0
-        self.handled: list[Message] = []
         self.ended: list[int] = []
         """The offsets of messages in the order in which they were reported as handled."""
         self.acked = AckedOffsets()
@@ -168,7 +162,7 @@ class SteppedShell:
         """The offset after what a shared group's session was given last."""
         self._wanted = 0
         """How many messages a shared group's session has asked for."""
-        lease = (partition_id, GROUP, "session", TOKEN)
+        lease = HeldLease(partition_id, GROUP, "session", TOKEN)
         self.state = PartitionSession(
             lease,
             settings,
@@ -208,6 +202,10 @@ class SteppedShell:
             self.ended += [message.offset for message in event.messages]
         elif isinstance(event, RunEnded):
             self.ended += [message.offset for message in self.state.lanes.run[: event.done]]
+        elif isinstance(event, MessageHangs):
+            why = event.failure
+            told = (event.message.offset, why.text, why.attempts, event.running_ms)
+            self.hanging.append(told)
         if self.is_shared and isinstance(event, FlightsPulled):
             self._tell_free(sum(end - start for start, end in event.ranges))
         elif self.is_shared and not isinstance(event, WorkersFree):
@@ -249,12 +247,6 @@ class SteppedShell:
 
     async def wait_quiet(self) -> None:
         await self._quiet.wait()
-
-    def report_hang(
-        self, message: Message, why: Failure, running_ms: int, *, is_failed_try: bool = False
-    ) -> None:
-        self.hanging.append((message.offset, why.text, why.attempts, running_ms))
-        self.feed(MessageHangs(message, why, running_ms, is_failed_try))
 
     # ── as the broker ─────────────────────────────────────────────────────────────────────────────
     def _answer(self, request: Request) -> None:
@@ -337,7 +329,7 @@ class SteppedShell:
         if start > self._end:
             self._left_out.append((self._end, start))
         self._end = start + len(keys)
-        batch = GivenBatch(self, keys, start)
+        batch = GivenBatch(self.delivery, keys, start)
         self._arrived.append(batch)
         if self.is_shared:
             self._answer_shared()
@@ -353,7 +345,7 @@ class SteppedShell:
 
     def redrive(self, key: bytes, *offsets: int, partition_id: int, is_loose: bool = False) -> None:
         """Have an operator redrive messages that a partition stores."""
-        delivery: Any = RedrivenDelivery(self, partition_id, is_loose=is_loose)
+        delivery = replace(self.delivery, is_loose=is_loose)
         self._redriven += [
             Message("s", key, b"", offset, partition_id, TOKEN, delivery=delivery)
             for offset in offsets

@@ -45,18 +45,19 @@ def started(
     """A handler of `message` begins now; `left_ms` knows what the database still gives a
     session.
     """
-    client = _client(message)
+    tenure = _shell(message).state.tenure
+    session = tenure.lease.session
     return Started(
         group,
-        client.session,
+        session,
         message.partition_id,
         message.offset,
         message.value,
         message.fencing_token,
         clock_ns,
-        client.lease_until_ms * 1_000_000,
+        tenure.until_ms * 1_000_000,
         ours,
-        left_ms(client.session),
+        left_ms(session),
         with_earlier,
     )
 
@@ -64,19 +65,20 @@ def started(
 def ended(message: Message, *, group: str) -> Ended:
     """Its handler returned."""
     place = (message.partition_id, message.offset, message.fencing_token)
-    return Ended(group, *place, _client(message).session)
+    return Ended(group, *place, _shell(message).state.tenure.lease.session)
 
 
 def dropped(message: Message) -> Dropped:
     """Its handler raised, or was cancelled."""
-    return Dropped(_client(message).session, message.partition_id, message.offset)
+    session = _shell(message).state.tenure.lease.session
+    return Dropped(session, message.partition_id, message.offset)
 
 
-def _client(message: Message) -> SessionShell:
-    delivery: Any = message.delivery
-    client = delivery.client
-    assert isinstance(client, SessionShell)
-    return client
+def _shell(message: Message) -> SessionShell:
+    assert message.delivery is not None
+    shell = message.delivery.shell
+    assert isinstance(shell, SessionShell)
+    return shell
 
 
 def served(request: Request, answer: Answer, began: int) -> Served | None:

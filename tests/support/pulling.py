@@ -13,10 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from keylane.consumer import ConsumerSettings
-from keylane.consumer.delivery.suspect_lock import SuspectLock
 from keylane.consumer.prefetch_budget import PrefetchBudget
 from keylane.consumer.session.events import MessagesHandled, WorkWanted
-from keylane.consumer.session_shell import SessionShell
+from keylane.consumer.session_shell import SessionShell, SuspectLock
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.batch import batch_starts
 from keylane.protocol.clock import SystemClock
@@ -207,11 +206,14 @@ class NotingOwner:
     def start_hand_over(self, _shell: Any) -> None:
         self.ended += 1
 
-    def report_drained(self) -> None:
+    def nudge(self) -> None:
         self.drained += 1
 
     def fail(self, error: BaseException) -> None:
         raise AssertionError(error)
+
+    async def history(self) -> Any:
+        raise AssertionError("a partition without parents has no history")
 
 
 class ToBrokers:

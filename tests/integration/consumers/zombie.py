@@ -38,7 +38,7 @@ async def main() -> None:
                 "token": message.fencing_token,
                 "key": message.key.decode(),
                 "boot_ms": boot_ms(),
-                "deadline_ms": message.delivery.client.lease_until_ms,
+                "deadline_ms": message.delivery.shell.state.tenure.until_ms,
             }
             out.write(json.dumps(line) + "\n")
 

@@ -166,7 +166,7 @@ async def test_handler_that_runs_ends_before_the_cursors_are_set_and_its_ack_mov
                 endpoints.HISTORY, subject=subject
             )
             broker = BrokerClient(network, str(history.partitions[0].partition.address))
-            session = consumer._assignments.clients[0].session  # type: ignore[union-attr]
+            session = consumer._assignments.clients[0].state.tenure.lease.session  # type: ignore[union-attr]
             stale = Ack(before.partition_id, "g", session, before.fencing_token, ((0, 10),))
             with pytest.raises(FencedError):
                 await broker.call(stale)

@@ -249,7 +249,10 @@ async def test_reset_is_refused_while_a_consumer_lives(shared_cluster: Cluster):
                 await meta.call(
                     endpoints.RESET_GROUP, ResetGroup(to=ResetTo.LATEST), subject="busy", group="g"
                 )
-            session, token = held[0].delivery.session, held[0].fencing_token
+            session, token = (
+                held[0].delivery.shell.state.tenure.lease.session,
+                held[0].fencing_token,
+            )
             partition_id = held[0].partition_id
         assert (await reader.progress(0, "g")).cursor == 1
         await meta.call(

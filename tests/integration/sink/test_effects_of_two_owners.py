@@ -13,8 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 
 from keylane import InvalidRequestError, Message
 from keylane.errors import EffectDoneError, LeaseLostError, Reason
+from keylane.protocol.message import Delivery
 from keylane.sink import FencedSession, fenced, fenced_batch
-from support.sink.deliveries import GroupDelivery, delivered
+from support.sink.deliveries import delivered, group_delivery
 from support.sink.entries import ENTRIES, entries_by_key, entry
 
 LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
@@ -45,7 +46,7 @@ async def effect(
         return todo
 
 
-def numbered(offset: int, *, token: int, delivery: GroupDelivery | None = None) -> Message:
+def numbered(offset: int, *, token: int, delivery: Delivery | None = None) -> Message:
     return delivered(offset, token=token, value=b"%d" % offset, delivery=delivery)
 
 
@@ -82,7 +83,7 @@ async def _outcome(
 async def test_new_owner_passes_over_what_the_old_one_commits_first(engine, level):
     """The old owner ends while the new one is in its block, and has merged its rows."""
     at_level = levelled(engine, level)
-    delivery = GroupDelivery(cursor=300)
+    delivery = group_delivery(cursor=300)
     batch = [numbered(offset, token=1, delivery=delivery) for offset in range(255)]
     inside, go = asyncio.Event(), asyncio.Event()
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
@@ -104,12 +105,12 @@ async def test_first_try_of_a_message_is_refused_when_a_second_one_was_merged(en
     the same token.
     """
     at_level = levelled(engine, level)
-    delivery = GroupDelivery(cursor=300)
+    delivery = group_delivery(cursor=300)
     await effect(at_level, numbered(400, token=1))
     batch = [numbered(offset, token=1, delivery=delivery) for offset in range(255)]
     inside, go = asyncio.Event(), asyncio.Event()
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
-        late = numbered(254, token=1, delivery=GroupDelivery(is_copied=True))
+        late = numbered(254, token=1, delivery=group_delivery(is_copied=True))
         first = tasks.create_task(_outcome(at_level, late, inside, go))
         await inside.wait()
         # The first try has written an entry, and no row of the fence yet.
@@ -130,7 +131,7 @@ async def test_lanes_of_an_owner_do_not_fail_each_other(engine):
     of it than the messages that are pulled at once: a lane that is slow holds back the others, and
     not only the merge.
     """
-    delivery = GroupDelivery()
+    delivery = group_delivery()
     ahead: set[int] = set()
     moved = asyncio.Condition()
 
@@ -151,7 +152,7 @@ async def test_lanes_of_an_owner_do_not_fail_each_other(engine):
                 ahead.add(offset)
                 while delivery.cursor in ahead:
                     ahead.remove(delivery.cursor)
-                    delivery.cursor += 1
+                    delivery.acked.cursor += 1
                 moved.notify_all()
 
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from keylane.broker.partition.park_views import build_adoption_page
 from keylane.broker.partition.parked import Parked
 from keylane.broker.partition.parked_key import NO_LOGICAL_PARTITION
-from keylane.consumer.ancestors import inherits_loose
+from keylane.consumer.parked_reads import inherits_loose
 from keylane.protocol.operations import PartitionHistory, SubjectHistory
 from keylane.protocol.parked import Adopt, AncestorReleased, Failure, Freeze, Park, ParkKey
 from keylane.protocol.routing import Partition, PartitionState, logical_partition, split_ranges

@@ -186,7 +186,7 @@ class LoopingHost(ConsumerHost):
         shell: Any = _shell_of(message)
         has_order = bool(message.key) and not message.delivery.is_loose  # type: ignore[union-attr]
         treatment = decide_treatment(
-            shell.settings, attempt=message.attempt, has_order=has_order, is_asked=False
+            shell.state.settings, attempt=message.attempt, has_order=has_order, is_asked=False
         )
         if treatment in {Treatment.ASIDE, Treatment.DEAD}:
             self._note_alone(message.partition_id, message.fencing_token, message.offset)
@@ -227,7 +227,8 @@ class LoopingHost(ConsumerHost):
             for change in shell.state.parking._unstored_parks():
                 for start, end in change.ranges if change.key is None else ():
                     for offset in range(start, end):
-                        self._note_alone(shell.partition_id, shell.token, offset)
+                        token = shell.state.tenure.lease.token
+                        self._note_alone(shell.partition_id, token, offset)
             return messages
 
         shell.ask = watched  # type: ignore[method-assign]
@@ -350,7 +351,7 @@ class LoopingHost(ConsumerHost):
 
 
 def _shell_of(message: Message) -> Any:
-    return message.delivery.client  # type: ignore[union-attr]
+    return message.delivery.shell  # type: ignore[union-attr]
 
 
 def _rows(batch: ArrowBatch) -> list[Message]:
@@ -364,7 +365,7 @@ def _rows(batch: ArrowBatch) -> list[Message]:
             partition_id=batch.partition_id,
             sent_at_ns=0,
             fencing_token=batch.fencing_token,
-            delivery=batch._shell,
+            delivery=batch._shell.delivery,
         )
         for row in batch.record_batch.select(["offset", "key", "value"]).to_pylist()
     ]
@@ -378,7 +379,7 @@ def has_opened(host: ConsumerHost) -> bool:
         return False
     shells = list(dispatch._shells)
     has_any = any(shell.state.lanes.opened for shell in shells)
-    return has_any and not any(shell.paused for shell in shells)
+    return has_any and not any(shell.gate.is_paused for shell in shells)
 
 
 LOOPS: dict[str, Callable[[LoopingHost, Consumer], Coroutine[Any, Any, None]]] = {

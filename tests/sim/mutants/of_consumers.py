@@ -77,7 +77,8 @@ def released_before_handlers_end(patches: Patches) -> None:
     async def hand_over_now(self: Any, client: Any, *, is_lost: bool) -> None:
         await client.hand_over(flush_ms=self._settings.call_timeout_ms)
         if (releases := self._membership.releases) is not None:
-            await releases.report(client.session, client.partition_id, client.token)
+            lease = client.state.tenure.lease
+            await releases.report(lease.session, client.partition_id, lease.token)
 
     def proceed(session: Any, now_ms: int) -> None:
         lanes = session.lanes
@@ -211,7 +212,7 @@ def cursor_read_once_for_all_tokens(patches: Patches) -> None:
 def lost_session_goes_on(patches: Patches) -> None:
     """A consumer keeps its partitions when the metaserver does not know its session any more."""
     patches.set(Assignments, "on_session_lost", lambda self: None)
-    patches.set(SessionShell, "lapsed", property(lambda self: self.fenced))
+    patches.set(SessionShell, "lapsed", property(lambda self: self.state.tenure.fence is not None))
     deadline_not_checked(patches)
 
 
@@ -247,7 +248,7 @@ def retries_hold_their_workers(patches: Patches) -> None:
                 if result is not None:
                     await result
             except RuntimeError:
-                state = message.delivery.client.state
+                state = message.delivery.shell.state
                 pause_ms = state.settings.try_backoff.wait_ms(message.attempt, state.rng)
                 await asyncio.sleep(pause_ms / 1000)
                 raise

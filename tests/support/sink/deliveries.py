@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 from keylane import Message
+from keylane.protocol.message import Delivery
+from keylane.protocol.offsets import AckedOffsets
 
 
-@dataclass(eq=False)
-class GroupDelivery:
-    """What a message has of the client that delivered it."""
-
-    group: str = "g"
-    cursor: int = 0
-    exclusive: bool = True
-    leased_id: int = 7
-    cluster_id: str = "5ea"
-    queue: int = 0
-    logic_start: int = 0
-    codec: Any = None
-    is_copied: bool = False
-
-    async def ack(self, message: Message) -> None:
-        raise AssertionError("acks are not of this test")
-
-    async def nack(self, message: Message, after_s: float) -> None:
-        raise AssertionError("acks are not of this test")
+def group_delivery(
+    group: str = "g",
+    *,
+    cursor: int = 0,
+    exclusive: bool = True,
+    leased_id: int = 7,
+    cluster_id: str = "5ea",
+    is_copied: bool = False,
+) -> Delivery:
+    """A delivery without a shell: acks are not of these tests."""
+    return Delivery(
+        "s",
+        0,
+        0,
+        None,
+        group,
+        cluster_id,
+        leased_id,
+        exclusive,
+        acked=AckedOffsets(cursor),
+        is_copied=is_copied,
+    )
 
 
 def delivered(
@@ -36,8 +38,8 @@ def delivered(
     partition_id: int = 7,
     key: bytes = b"k",
     value: bytes = b"v",
-    delivery: GroupDelivery | None = None,
+    delivery: Delivery | None = None,
 ) -> Message:
     """A message of subject `s`."""
-    by = GroupDelivery(leased_id=partition_id) if delivery is None else delivery
+    by = group_delivery(leased_id=partition_id) if delivery is None else delivery
     return Message("s", key, value, offset, partition_id, 0, token, delivery=by)

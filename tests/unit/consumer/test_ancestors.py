@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from keylane.consumer import ConsumerSettings
-from keylane.consumer.ancestors import inherits_loose
+from keylane.consumer.parked_reads import inherits_loose
 from keylane.protocol.errors import KeylaneError, PartitionUnknownError, UnreachableError
 from keylane.protocol.frames import (
     Acquire,
@@ -124,7 +124,7 @@ async def adopted_from(home: HomeBroker, owner: KnowingOwner) -> None:
     """Have what the parent has parked taken over."""
     parent = past(ANCESTOR, 0, 1024).partition
     async with opened(home, owner, ConsumerSettings(), others=(Silent(),)) as shell:
-        await shell._reads._ancestors._adopt(parent)
+        await shell.calls.reads._ancestors._adopt(parent)
 
 
 async def test_child_takes_nothing_over_when_the_broker_of_its_parent_lacks_it():
@@ -152,10 +152,10 @@ async def test_ancestor_past_the_parents_is_asked_for_parts_of_the_range_alone()
     parent = replace(past(ANCESTOR, 0, 1024).partition, address=away.address)
     owner = KnowingOwner()
     async with opened(home, owner, ConsumerSettings(), others=(away,)) as shell:
-        ancestors = shell._reads._ancestors
-        grant = ancestors._context.grant
+        ancestors = shell.calls.reads._ancestors
+        grant = ancestors._reads.grant
         told = {"parked_parents": (parent,), "parked_tokens": (4,)}
-        ancestors._context.grant = replace(grant, **told, parked_ranges=(((0, 256), (512, 700)),))
+        ancestors._reads.grant = replace(grant, **told, parked_ranges=(((0, 256), (512, 700)),))
         await ancestors.adopt_all(Acquired(0, (), 0, False))
     asked = [(ask.range_start, ask.range_end, ask.first_row) for ask in away.requests]
     assert asked == [(0, 256, 0), (0, 256, 7), (512, 700, 0), (512, 700, 7)]
@@ -181,19 +181,19 @@ async def test_child_waits_for_what_its_grant_says_next_when_its_parent_is_lost(
     home = HomeBroker()
     parent = replace(past(ANCESTOR, 0, 1024).partition, address=None)
     async with opened(home, KnowingOwner(lost=True), ConsumerSettings()) as shell:
-        grant = shell._reads.grant
+        grant = shell.calls.reads.grant
 
         async def adopt(parents: tuple[Partition, ...]) -> None:
-            shell.update_grant(replace(grant, parked_parents=parents))
-            await shell._reads._ancestors.adopt_all(Acquired(0, (), 0, False))
+            shell.calls.reads.update_grant(replace(grant, parked_parents=parents))
+            await shell.calls.reads._ancestors.adopt_all(Acquired(0, (), 0, False))
 
         with pytest.raises(UnreachableError):
             await adopt((parent,))
         assert home.changes == []
         await adopt((replace(parent, state=PartitionState.EXPIRED),))
         assert home.changes == [Adopt(ANCESTOR, (), True)]
-        shell.update_grant(grant)
-        assert shell._reads.grant != grant, "all was taken over"
+        shell.calls.reads.update_grant(grant)
+        assert shell.calls.reads.grant != grant, "all was taken over"
 
 
 def resized_twice(*, lost: bool = False) -> SubjectHistory:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import types
-
 from keylane.consumer.log_names import consumer_name, message_name, partition_name
-from keylane.protocol.message import Message
+from keylane.protocol.message import Delivery, Message
 from keylane.protocol.text import key_digest
 
 
@@ -20,7 +18,7 @@ def test_name_of_a_partition_has_the_group_last():
 
 
 def test_name_of_a_message_has_its_group_and_the_digest_of_its_key():
-    delivery = types.SimpleNamespace(group="billing")
+    delivery = Delivery("orders", 0, 0, None, "billing")
     message = Message("orders", b"secret", b"", 17, 3, 0, delivery=delivery)
     digest = key_digest(b"secret")
     assert message_name(message) == f"orders partition 3 offset 17 in group billing ({digest})"

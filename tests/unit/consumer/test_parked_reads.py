@@ -75,7 +75,7 @@ async def read_at(told: KeylaneError | Batches, **known: Any) -> WindowRead | So
     others = (ReadBroker(told),)
     owner = HistoryOwner(**known)
     async with opened(ParkedRowsBroker(), owner, ConsumerSettings(), others=others) as shell:
-        return await shell._reads.read_window(ReadWindow(1, KEY, 0, (), 100))
+        return await shell.calls.reads.read_window(ReadWindow(1, KEY, 0, (), 100))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ async def windows_of(
     """Read the next window of the dead letters; it, and the offsets of its messages."""
     request = ReadWindow(1, RETRIED, 0, (), 100, passed_over=passed_over, first_row=first_row)
     async with opened(broker, NotingOwner(), ConsumerSettings()) as shell:
-        window = await shell._reads.read_window(request)
+        window = await shell.calls.reads.read_window(request)
     messages = window.messages if isinstance(window, WindowRead) else []
     return window, [message.offset for message in messages]
 

@@ -263,7 +263,7 @@ class StoringOwner(NotingOwner):
 
 def offsets_of(shell: SessionShell, owner: NotingOwner) -> list[int]:
     """Of the messages that came by this shell."""
-    return [message.offset for message in owner.messages if message.delivery is shell]
+    return [message.offset for message in owner.messages if message.delivery is shell.delivery]
 
 
 async def test_clients_pull_in_turn_when_their_room_is_full():

@@ -154,7 +154,7 @@ async def test_answer_to_a_stopped_partition_is_left():
         shell.stop()
         broker.held.answer()
         assert len(broker.held.calls) == 1
-        assert shell.outstanding == 0
+        assert shell.state.intake.held == 0
 
 
 async def test_fence_is_raised_again_when_a_later_pull_fails():
@@ -219,7 +219,7 @@ async def test_pull_waits_for_its_turn_when_many_pulls_wait_on_its_channel(
     monkeypatch.setattr(session_shell, "CHAINS_MAX", 0)
     broker, owner = HeldBroker(), NotingOwner()
     async with opened(broker, owner, SETTINGS) as shell:
-        await eventually(lambda: shell.outstanding)
+        await eventually(lambda: shell.state.intake.held)
         assert broker.held.calls == []
         pull = broker.asked(Pull)[0]
         assert (pull.offset, pull.answers_max) == (0, 1)
@@ -231,7 +231,7 @@ async def test_part_to_a_stopped_partition_is_left():
         await eventually(lambda: broker.held.calls)
         shell.stop()
         broker.held.send_part(0)
-        assert shell.outstanding == 0
+        assert shell.state.intake.held == 0
 
 
 async def test_pull_is_sent_to_the_new_address_when_the_old_broker_still_answers():
@@ -242,23 +242,23 @@ async def test_pull_is_sent_to_the_new_address_when_the_old_broker_still_answers
     new.address = "b:2"
     async with opened(old, owner, SETTINGS, others=(new,)) as shell:
         await eventually(lambda: old.held.calls)
-        shell.renew(shell.lease_until_ms, new.address)
+        shell.renew(shell.state.tenure.until_ms, new.address)
         await eventually(lambda: new.held.calls)
         old.held.answer()
-        assert shell.outstanding == 0
+        assert shell.state.intake.held == 0
         new.held.answer()
-        assert shell.outstanding == 2
+        assert shell.state.intake.held == 2
 
 
 async def test_pull_goes_on_when_the_lease_is_renewed_at_the_same_address():
     broker = HeldBroker()
     async with opened(broker, NotingOwner(), SETTINGS) as shell:
         await eventually(lambda: broker.held.calls)
-        shell.renew(shell.lease_until_ms, broker.address)
+        shell.renew(shell.state.tenure.until_ms, broker.address)
         await asyncio.sleep(0.01)
         assert len(broker.held.calls) == 1
         broker.held.answer()
-        assert shell.outstanding == 2
+        assert shell.state.intake.held == 2
 
 
 async def test_pulls_that_keep_failing_are_told_once_and_are_a_warning_once(
@@ -276,7 +276,7 @@ async def test_pulls_that_keep_failing_are_told_once_and_are_a_warning_once(
     broker = ScriptedBroker(*[refused] * 12, batches=1)
     with caplog.at_level(logging.INFO, "keylane.consumer"):
         async with opened(broker, NotingOwner(), SETTINGS) as shell:
-            await eventually(lambda: shell.outstanding == 2)
+            await eventually(lambda: shell.state.intake.held == 2)
     told = [record.levelname for record in caplog.records if "too new" in record.message]
     assert told == ["INFO", "WARNING"]
 
@@ -286,7 +286,7 @@ async def test_fenced_partition_releases_nothing():
     broker, owner = ScriptedBroker(FencedError(current_token=TOKEN + 1)), NotingOwner()
     async with opened(broker, owner, SETTINGS) as shell:
         await eventually(lambda: owner.ended)
-        assert shell.fenced
+        assert shell.state.tenure.fence is not None
         shell.stop()
         await shell.hand_over(flush_ms=1_000)
         assert owner.ended == 1
@@ -297,11 +297,11 @@ async def test_sealed_partition_is_told_once_its_last_message_is_acked():
     broker, owner = ScriptedBroker(batches=1), NotingOwner()
     broker.sealed = True
     async with opened(broker, owner, SETTINGS) as shell:
-        await eventually(lambda: shell.outstanding == 2)
-        assert not shell.drained
+        await eventually(lambda: shell.state.intake.held == 2)
+        assert not shell.state.is_drained
         owner.take(shell)
         await eventually(lambda: owner.drained)
-        assert shell.drained
+        assert shell.state.is_drained
         assert broker.cursor == 2
         assert owner.drained == 1
 
@@ -309,7 +309,7 @@ async def test_sealed_partition_is_told_once_its_last_message_is_acked():
 async def test_message_that_ends_processes_is_named_in_the_log(caplog: pytest.LogCaptureFixture):
     broker, owner = SuspectingBroker((0, 7)), NotingOwner()
     async with opened(broker, owner, SETTINGS) as shell:
-        await eventually(lambda: shell.outstanding)
+        await eventually(lambda: shell.state.intake.held)
         shell.feed(WorkWanted(1))
         await eventually(lambda: owner.messages)
         assert owner.messages[0].attempt == 8
@@ -323,7 +323,7 @@ async def test_message_that_ended_two_processes_alone_is_said_to_be_set_aside(
 ):
     settings = ConsumerSettings(backoff=FAST, on_failure="dead")
     async with opened(SuspectingBroker((0, 2)), NotingOwner(), settings) as shell:
-        await eventually(lambda: shell.outstanding)
+        await eventually(lambda: shell.state.intake.held)
         shell.feed(WorkWanted(1))
     assert "ended while it was handled, 2 times; it is set aside" in caplog.text
 
@@ -337,7 +337,7 @@ async def test_suspects_of_two_partitions_are_handed_out_one_after_the_other():
         opened(brokers[0], owners[0], SETTINGS) as first,
         opened(brokers[1], owners[1], SETTINGS) as second,
     ):
-        await eventually(lambda: first.outstanding and second.outstanding)
+        await eventually(lambda: first.state.intake.held and second.state.intake.held)
         first.feed(WorkWanted(1))
         second.feed(WorkWanted(1))
         await eventually(lambda: offsets(owners[0]) == [0])
@@ -354,7 +354,7 @@ async def test_turn_of_a_suspect_ends_when_its_partition_is_handed_over():
     owners[1].alone = owners[0].alone
     async with opened(brokers[1], owners[1], SETTINGS) as second:
         async with opened(brokers[0], owners[0], SETTINGS) as first:
-            await eventually(lambda: first.outstanding and second.outstanding)
+            await eventually(lambda: first.state.intake.held and second.state.intake.held)
             first.feed(WorkWanted(1))
             await eventually(lambda: owners[0].messages)
             second.feed(WorkWanted(1))
@@ -368,9 +368,9 @@ async def test_turn_of_a_suspect_ends_when_its_partition_is_handed_over():
 async def test_removed_messages_are_passed_counted_and_logged(caplog: pytest.LogCaptureFixture):
     broker, owner = ScriptedBroker(OffsetOutOfRangeError(first_offset=2), batches=2), NotingOwner()
     async with opened(broker, owner, SETTINGS) as shell:
-        await eventually(lambda: shell.outstanding == 2)
+        await eventually(lambda: shell.state.intake.held == 2)
         assert [pull.offset for pull in broker.asked(Pull)][:2] == [0, 2]
-        assert shell.missed == 2
+        assert shell.state.offsets.missed == 2
         assert not owner.ended
     assert "2 messages were removed before the group got them; it continues at" in caplog.text
 
@@ -389,7 +389,7 @@ async def test_messages_removed_before_a_broadcast_consumer_got_them_are_logged(
     broker, settings = RemovingBroker(), ConsumerSettings(broadcast=True)
     async with opened(broker, NotingOwner(), settings, group="") as shell:
         await eventually(lambda: len(broker.requests) == 2)
-        assert (broker.requests[1].offset, shell.missed) == (2, 2)
+        assert (broker.requests[1].offset, shell.state.offsets.missed) == (2, 2)
     assert (
         "s partition 1: 2 messages were removed before a broadcast consumer got them" in caplog.text
     )
@@ -417,7 +417,7 @@ async def test_consumer_fails_when_an_answer_to_acks_is_of_another_kind():
 
     owner = FailingOwner()
     async with opened(OddBroker(), owner, SETTINGS) as shell:
-        await eventually(lambda: shell.outstanding == 2)
+        await eventually(lambda: shell.state.intake.held == 2)
         owner.take(shell)
         await eventually(lambda: owner.errors)
         assert isinstance(owner.errors[0], AssertionError)
@@ -442,7 +442,7 @@ async def test_consumer_fails_when_its_workers_do_not_take_an_offer():
 async def test_acks_are_sent_when_there_is_no_channel_yet():
     broker, owner = ScriptedBroker(), NotingOwner()
     async with opened(broker, owner, SETTINGS) as shell:
-        await eventually(lambda: shell.outstanding == 2)
+        await eventually(lambda: shell.state.intake.held == 2)
         broker.is_connected = False
         owner.take(shell)
         await eventually(lambda: broker.cursor == 2)
@@ -454,5 +454,5 @@ async def test_abandoned_partition_runs_nothing_more():
         await eventually(lambda: broker.held.calls)
         shell.abandon()
         await asyncio.sleep(0.01)
-        assert not shell._tasks
+        assert not shell.calls._tasks
         assert broker.asked(Release) == []

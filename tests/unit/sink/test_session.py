@@ -10,15 +10,13 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from keylane import InvalidRequestError
-from keylane.consumer.delivery.copied import CopiedDelivery
-from keylane.consumer.parked_reads import SourceDelivery
-from keylane.consumer.session_shell import SessionShell
 from keylane.errors import ConfigError, EffectDoneError, LeaseLostError, Reason
+from keylane.protocol.message import Delivery
 from keylane.sink import FencedSession, create_tables, fenced, fenced_batch, forget
 from keylane.sink.tables import VERSION, SinkTables
 from keylane.sync.consumer import TakenMessage
 from support.raising import raises
-from support.sink.deliveries import GroupDelivery, delivered
+from support.sink.deliveries import delivered, group_delivery
 
 TABLES = SinkTables()
 
@@ -85,7 +83,7 @@ def test_effect_is_committed_once_when_the_message_comes_again(engine):
     assert not effect(engine, delivered(3, token=2)), "the next owner passes it over"
     assert effect(engine, delivered(4, token=2))
     assert effect(engine, delivered(3, partition_id=8))
-    assert effect(engine, delivered(3, delivery=GroupDelivery(group="another")))
+    assert effect(engine, delivered(3, delivery=group_delivery(group="another")))
     assert entries(engine) == [3, 4, 3, 3]
 
 
@@ -193,7 +191,7 @@ def test_batch_is_refused_when_it_has_messages_of_two_owners(engine):
 
 def test_batch_is_taken_when_children_redrive_what_their_parent_has_parked(engine):
     """Their tokens are of two partitions, and say nothing about each other; two of one child do."""
-    left, right = GroupDelivery(leased_id=20), GroupDelivery(leased_id=21)
+    left, right = group_delivery(leased_id=20), group_delivery(leased_id=21)
     batch = [delivered(1, token=3, delivery=left), delivered(2, token=5, delivery=right)]
     with engine.begin() as connection, fenced_batch(connection, batch) as todo:
         assert todo == batch
@@ -207,16 +205,16 @@ def test_batch_is_taken_when_children_redrive_what_their_parent_has_parked(engin
 
 
 def test_rows_are_merged_below_the_cursor(engine):
-    delivery = GroupDelivery()
+    delivery = group_delivery()
     effects(engine, [*range(100), *range(101, 255)], delivery)
     assert len(done(engine)) == 254
-    delivery.cursor = 250
+    delivery.acked.cursor = 250
     effects(engine, [256], delivery)
     assert done(engine)[:3] == [(0, 100), (101, 250), (250, 251)]
     for offset in (0, 99, 101, 200, 249, 256):
         assert not effect(engine, delivered(offset, token=2))
     assert effect(engine, delivered(100, token=2))
-    effects(engine, range(257, 513), GroupDelivery(cursor=512))
+    effects(engine, range(257, 513), group_delivery(cursor=512))
     assert done(engine) == [(0, 255), (256, 512), (512, 513)]
 
 
@@ -224,7 +222,7 @@ def test_rows_of_an_owner_are_merged_when_many_below_cannot_be(engine):
     """Consumers that are replaced soon merged only the oldest rows, and left a row for each of
     their messages.
     """
-    effects(engine, [0], GroupDelivery())
+    effects(engine, [0], group_delivery())
     left_out = [
         {"fence_id": 1, "first_offset": offset, "next_offset": offset + 1}
         for offset in range(2, 50_000, 2)
@@ -233,10 +231,10 @@ def test_rows_of_an_owner_are_merged_when_many_below_cannot_be(engine):
         connection.execute(sa.insert(TABLES.done_ranges), left_out)
     rows_before = len(done(engine))
     for first in range(50_000, 58_000, 2_000):
-        delivery = GroupDelivery()
+        delivery = group_delivery()
         with engine.begin() as connection:
             for start in range(first, first + 2_000, 50):
-                delivery.cursor = start
+                delivery.acked.cursor = start
                 messages = [
                     delivered(offset, token=2, delivery=delivery)
                     for offset in range(start, start + 50, 2)
@@ -256,13 +254,13 @@ def test_late_effect_is_refused_when_another_try_of_its_message_was_merged(engin
     """Its handler gave up a thread or a process that went on, and handled the message again, under
     the same token.
     """
-    delivery = GroupDelivery()
+    delivery = group_delivery()
     effects(engine, [900], delivery)
-    for late, first in ((delivery, 0), (CopiedDelivery(0, 0, None, "g", 0, 7, True, "5ea"), 1_024)):
+    for late, first in ((delivery, 0), (group_delivery(cursor=0, is_copied=True), 1_024)):
 
         def merge(first=first):
             effects(engine, range(first, first + 300), delivery)
-            delivery.cursor = first + 300
+            delivery.acked.cursor = first + 300
             effects(engine, range(first + 500, first + 520), delivery)
             assert (first, first + 300) in done(engine)
 
@@ -278,17 +276,17 @@ def test_late_effect_is_refused_when_another_try_of_its_message_was_merged(engin
 
 async def test_effects_are_forgotten_when_an_operator_asks(engine):
     effect(engine, delivered(3, token=2))
-    effect(engine, delivered(3, token=2, delivery=GroupDelivery(group="another")))
+    effect(engine, delivered(3, token=2, delivery=group_delivery(group="another")))
     assert await forget(engine, "s", "g") == 1
     assert await forget(engine, "s", "unknown") == 0
     assert effect(engine, delivered(3, token=2))
-    assert not effect(engine, delivered(3, token=2, delivery=GroupDelivery(group="another")))
+    assert not effect(engine, delivered(3, token=2, delivery=group_delivery(group="another")))
     with raises(Reason.EFFECT_FENCED):
         effect(engine, delivered(9, token=1))
 
 
-def of_another_cluster(**given) -> GroupDelivery:
-    return GroupDelivery(cluster_id="b0b", **given)
+def of_another_cluster(**given) -> Delivery:
+    return group_delivery(cluster_id="b0b", **given)
 
 
 @pytest.mark.parametrize("partition_id", [7, 8])
@@ -319,14 +317,14 @@ def test_cluster_that_writes_during_a_block_of_another_one_refuses_it(engine):
 
 async def test_group_of_another_cluster_takes_the_tables_over_when_the_fences_are_forgotten(engine):
     effect(engine, delivered(3, token=9))
-    effect(engine, delivered(3, token=9, delivery=GroupDelivery(group="another")))
+    effect(engine, delivered(3, token=9, delivery=group_delivery(group="another")))
     assert await forget(engine, "s", "g", fences=True) == 1
     new = delivered(3, token=1, delivery=of_another_cluster())
     assert effect(engine, new)
     assert not effect(engine, new)
     with raises(Reason.SINK_OTHER_CLUSTER):
         effect(engine, delivered(4, token=9))
-    assert not effect(engine, delivered(3, token=9, delivery=GroupDelivery(group="another")))
+    assert not effect(engine, delivered(3, token=9, delivery=group_delivery(group="another")))
 
 
 async def test_cluster_is_remembered_when_only_effects_are_forgotten(engine):
@@ -365,8 +363,8 @@ async def test_async_session_and_connection_are_fenced(tmp_path):
     [
         ("message", "not str"),
         (delivered(3, token=0), "no lease"),
-        (delivered(3, delivery=GroupDelivery(group="")), "no lease"),
-        (delivered(3, delivery=GroupDelivery(exclusive=False)), "is shared"),
+        (delivered(3, delivery=group_delivery(group="")), "no lease"),
+        (delivered(3, delivery=group_delivery(exclusive=False)), "is shared"),
     ],
 )
 def test_message_without_a_lease_of_its_own_is_refused(engine, message, text):
@@ -499,7 +497,7 @@ def test_parked_message_of_an_ancestor_is_fenced_by_the_child_that_has_it(engine
     """Children of one parent have tokens of their own, which do not fence each other; an earlier
     owner of one is refused.
     """
-    left, right = GroupDelivery(leased_id=20), GroupDelivery(leased_id=21)
+    left, right = group_delivery(leased_id=20), group_delivery(leased_id=21)
     assert effect(engine, delivered(1, token=4))
     assert effect(engine, delivered(2, token=6, delivery=right))
     assert effect(engine, delivered(3, token=5, delivery=left))
@@ -516,11 +514,7 @@ def test_parked_message_of_an_ancestor_is_fenced_by_the_child_that_has_it(engine
 
 
 def test_session_keeps_a_mark_for_every_kind_of_delivery():
-    """Also for those of a partition whose owner ended uncleanly, of shared groups, and of redriven
-    messages.
-    """
-    kinds = [SessionShell, SourceDelivery]
-    assert [kind for kind in kinds if not kind.__weakrefoffset__] == []
+    assert Delivery.__weakrefoffset__
 
 
 def test_message_in_hand_of_sync_is_fenced_as_the_message_it_has(engine):
@@ -538,11 +532,11 @@ def test_pickled_message_is_fenced_as_the_message(engine):
     merged.
     """
     for offset in range(70):
-        copied = CopiedDelivery(0, 0, None, "g", offset, 7, True, "5ea")
+        copied = group_delivery(cursor=offset, is_copied=True)
         carried = pickle.loads(pickle.dumps(delivered(offset, token=2, delivery=copied)))
         assert effect(engine, carried)
     assert not effect(engine, delivered(69, token=2))
-    late = CopiedDelivery(0, 0, None, "g", 0, 7, True, "5ea")
+    late = group_delivery(cursor=0, is_copied=True)
     with raises(Reason.EFFECT_FENCED):
         effect(engine, pickle.loads(pickle.dumps(delivered(70, token=1, delivery=late))))
     assert entries(engine) == list(range(70))

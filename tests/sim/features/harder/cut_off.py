@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from keylane.checker.events import Granted
-from keylane.consumer.unreached_brokers import patience_for
+from keylane.consumer.group.reachability import patience_for
 from sim.actors.clients import SUBJECT
 from sim.actors.consumers import ConsumerHost
 from sim.actors.hosts import BrokerHost

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keylane.consumer.group.assignments import Assignments
-from keylane.consumer.group.reachability import BrokerReachability
-from keylane.consumer.unreached_brokers import UnreachedBrokers
+from keylane.consumer.group.reachability import BrokerReachability, UnreachedBrokers
 from keylane.metaserver.groups import lease_rows, service
 from keylane.metaserver.groups import leases as group_leases
 from sim.mutants.mutant import Breaks, Patches

@@ -11,8 +11,7 @@ from keylane.admin import Admin
 from keylane.broker import parking as broker_parking
 from keylane.broker.partition import park_checks
 from keylane.broker.partition.partition import HostedPartition
-from keylane.consumer.ancestors import Ancestors
-from keylane.consumer.parked_reads import ParkedReads
+from keylane.consumer.parked_reads import Ancestors, ParkedReads
 from keylane.consumer.session import calls, windows
 from keylane.consumer.session.events import WindowRead
 from keylane.consumer.session.lanes import KeyLanes

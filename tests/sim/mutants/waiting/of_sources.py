@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from keylane.consumer.ancestors import Ancestors
 from keylane.consumer.parked_reads import ParkedReads
 from keylane.consumer.session import windows
 from keylane.consumer.session.events import SourceUnreadable
@@ -120,7 +119,7 @@ def lost_partitions_carry_on(patches: Patches) -> None:
 
 def lost_parents_are_waited_for(patches: Patches) -> None:
     """A child asks for what a lost parent has parked, whatever later grants say."""
-    patches.set(Ancestors, "update_grant", lambda _self, _grant: None)
+    patches.set(ParkedReads, "update_grant", lambda _self, _grant: None)
 
 
 def _with_all_tokens() -> Any:

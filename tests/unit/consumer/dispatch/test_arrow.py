@@ -100,7 +100,7 @@ async def test_pulled_batches_are_joined_and_acked_together():
         assert values == [b"v%d" % at * 9 for at in range(9)]
         assert batch.record_batch.column("key").to_pylist() == [b"k%d" % at for at in range(9)]
         assert batch.record_batch.column("offset").to_pylist() == list(range(9))
-        assert (batch.fencing_token, batch.attempt) == (shell.token, 1)
+        assert (batch.fencing_token, batch.attempt) == (shell.state.tenure.lease.token, 1)
         assert take_arrow(shell) is None, "a batch is in hand"
         await batch.ack()
         await batch.ack()
@@ -179,7 +179,7 @@ async def test_batch_that_does_not_unpack_stays_before_later_ones():
         for _ in range(3):
             with pytest.raises(CorruptBatchError):
                 take_arrow(shell)
-        assert shell.outstanding == 6
+        assert shell.state.intake.held == 6
 
 
 def loop_dispatch(clock: SystemClock, check: Callable[[], None] = lambda: None) -> LoopDispatch:
@@ -222,7 +222,7 @@ async def test_message_behind_a_batch_that_does_not_unpack_is_not_handed_out():
         for _ in range(2):
             with pytest.raises(CorruptBatchError):
                 await loop.next()
-        assert shell.outstanding == 6
+        assert shell.state.intake.held == 6
         await loop.close()
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from keylane import NACK, Message, Retry
-from keylane.consumer.delivery.filter import MessageFilter
 from keylane.consumer.dispatch import workers as workers_module
 from keylane.consumer.dispatch.filtered import filtered_batches
 from keylane.consumer.dispatch.threads import HandlerThreads
+from keylane.consumer.filter import MessageFilter
 from keylane.protocol.text import key_digest
 from support.cluster import eventually
 from support.dispatching import GROUP, WorkerStory

@@ -17,7 +17,7 @@ from keylane.consumer.dispatch.handler_log import (
     LogLine,
 )
 from keylane.consumer.log_names import message_name
-from keylane.protocol.message import Message
+from keylane.protocol.message import Delivery, Message
 from keylane.protocol.parked import HANGS_MS
 
 NOW_MS = 1_000_000
@@ -25,12 +25,6 @@ NOW_MS = 1_000_000
 
 def message(offset: int, key: bytes = b"k", attempt: int = 1) -> Message:
     return Message("orders", key, b"", offset, 3, 0, attempt=attempt)
-
-
-class Loose:
-    """A delivery whose messages do not make later ones of their keys wait."""
-
-    is_loose = True
 
 
 def text_of(line: LogLine | None) -> str:
@@ -63,7 +57,9 @@ def test_line_names_no_waiting_messages_when_the_group_is_shared():
     shared = HandlerLog(ordered=False)
     failed = text_of(shared.record_failure(message(7), "ValueError", NOW_MS, 150))
     hangs = text_of(shared.record_running(message(8), NOW_MS - HANGS_MS, NOW_MS))
-    apart = Message("orders", b"k", b"", 9, 3, 0, delivery=Loose())
+    apart = Message(
+        "orders", b"k", b"", 9, 3, 0, delivery=Delivery("orders", 0, 0, None, is_loose=True)
+    )
     loose = text_of(HandlerLog().record_failure(apart, "ValueError", NOW_MS, 150))
     assert not [line for line in (failed, hangs, loose) if "later messages" in line]
     assert failed.endswith("it is tried again in 0.1 s")

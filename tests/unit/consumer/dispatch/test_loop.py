@@ -127,7 +127,7 @@ async def test_loop_gets_messages_that_may_have_ended_a_process_one_at_a_time():
     broker.end = 4
     settings = ConsumerSettings(backoff=FAST)
     async with opened(broker, NotingOwner(), settings, dispatch=dispatch) as shell:
-        await eventually(lambda: shell.outstanding == 4)
+        await eventually(lambda: shell.state.intake.held == 4)
         for offset in range(2):
             [message] = await dispatch.take_many(4, 5_000)
             assert (message.offset, broker.begun) == (offset, list(range(offset + 1)))
@@ -242,7 +242,7 @@ def test_hand_over_waits_for_the_body_of_a_loop():
         message = await anext(consumer)
         suspending = asyncio.ensure_future(consumer.suspend())
         await asyncio.sleep(20)
-        assert not message.delivery.ended.is_set(), "its body still runs"
+        assert not message.delivery.shell.ended.is_set(), "its body still runs"
         await message.ack()
         await suspending
         async with Consumer(cluster.address, subject="orders", group="g") as other:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from keylane import Consumer, ConsumerSettings, LeaseLostError
 from keylane.consumer.dispatch.failing import FailureRecords
 from keylane.consumer.dispatch.loop import LoopDispatch
+from keylane.consumer.handed_out import shell_of
 from keylane.errors import Reason
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.message import Message
@@ -38,11 +38,11 @@ def test_hand_over_that_waits_for_the_body_of_a_loop_is_logged_once(
 
     async def body(_cluster: VirtualCluster, consumer: Consumer) -> None:
         message = await anext(consumer)
-        shell: Any = message.delivery
+        shell = shell_of(message)
         suspending = asyncio.ensure_future(consumer.suspend())
         await asyncio.sleep(60)
         assert not shell.ended.is_set()
-        assert shell.outstanding == 1
+        assert shell.state.intake.held == 1
         await message.ack()
         await asyncio.wait_for(shell.ended.wait(), 5)
         await suspending
@@ -60,7 +60,7 @@ def test_hand_over_waits_for_messages_that_were_passed_over_as_long_as_it_may():
 
     async def body(cluster: VirtualCluster, consumer: Consumer) -> None:
         taken = [await anext(consumer), await anext(consumer)]
-        shell: Any = taken[0].delivery
+        shell = shell_of(taken[0])
         asking = asyncio.ensure_future(ask_in_vain(consumer, 200))
         suspending = asyncio.ensure_future(consumer.suspend())
         await asyncio.sleep(85)
@@ -82,7 +82,7 @@ def test_hand_over_waits_for_several_messages_while_the_body_of_the_loop_runs():
 
     async def body(_cluster: VirtualCluster, consumer: Consumer) -> None:
         taken = [await anext(consumer) for _ in range(3)]
-        shell: Any = taken[0].delivery
+        shell = shell_of(taken[0])
         await ask_in_vain(consumer, 1)
         suspending = asyncio.ensure_future(consumer.suspend())
         for message in taken:
@@ -98,7 +98,7 @@ def test_hand_over_waits_for_several_messages_while_the_body_of_the_loop_runs():
 def test_hand_over_ends_when_the_next_message_is_asked_for_after_its_time():
     async def body(_cluster: VirtualCluster, consumer: Consumer) -> None:
         message = await anext(consumer)
-        shell: Any = message.delivery
+        shell = shell_of(message)
         suspending = asyncio.ensure_future(consumer.suspend())
         await asyncio.sleep(20)
         assert not shell.ended.is_set()

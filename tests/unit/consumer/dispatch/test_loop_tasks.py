@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
 
 import pytest
 
@@ -18,6 +17,7 @@ from keylane import (
     Message,
     Producer,
 )
+from keylane.consumer.session.events import Event, MessageHangs
 from keylane.consumer.session_shell import SessionShell
 from keylane.errors import Reason
 from keylane.protocol.parked import HANGS_MS
@@ -214,10 +214,14 @@ def test_message_that_a_loop_holds_is_told_until_it_is_acked(monkeypatch: pytest
     """Of each partition, the message that the program has had for longest."""
     told: list[tuple[bytes, int]] = []
 
-    def report(_shell: Any, message: Message, _failure: Any, running_ms: int) -> None:
-        told.append((message.value, running_ms))
+    def report(shell: SessionShell, event: Event) -> None:
+        if isinstance(event, MessageHangs):
+            told.append((event.message.value, event.running_ms))
+        else:
+            feed(shell, event)
 
-    monkeypatch.setattr(SessionShell, "report_hang", report)
+    feed = SessionShell.feed
+    monkeypatch.setattr(SessionShell, "feed", report)
 
     async def body(_cluster: VirtualCluster, consumer: Consumer) -> None:
         first, second = await consumer.getmany(max_records=2, timeout_ms=5_000)
@@ -244,10 +248,14 @@ def test_message_of_each_partition_that_a_loop_holds_is_told(monkeypatch: pytest
     """Also messages without a key, which no other message waits for."""
     told: set[int] = set()
 
-    def report(_shell: Any, message: Message, _failure: Any, _running_ms: int) -> None:
-        told.add(message.partition_id)
+    def report(shell: SessionShell, event: Event) -> None:
+        if isinstance(event, MessageHangs):
+            told.add(event.message.partition_id)
+        else:
+            feed(shell, event)
 
-    monkeypatch.setattr(SessionShell, "report_hang", report)
+    feed = SessionShell.feed
+    monkeypatch.setattr(SessionShell, "feed", report)
 
     async def body(_cluster: VirtualCluster, consumer: Consumer) -> None:
         taken: list[Message] = []

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from types import SimpleNamespace
 
 from keylane.consumer.group import assignments as module
 from keylane.consumer.group.assignments import Assignments
 from keylane.consumer.group.membership import Member
+from keylane.consumer.session.offsets import HeldLease
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.control import Grant, Grants
@@ -41,21 +43,21 @@ class PartitionClient:
         self.partition_id = int(granted.partition.partition_id)
         self.token = granted.token
         self.address = granted.partition.address
-        self.session = SESSION
+        lease = HeldLease(self.partition_id, "g", SESSION, granted.token)
+        self.state = SimpleNamespace(
+            tenure=SimpleNamespace(lease=lease, fence=None), is_drained=False
+        )
         self.lapsed = False
-        self.fenced = False
-        self.drained = False
         self.stopped = False
         self.handed_over = False
         self.abandoned = False
         self.token_is_single_use = True
         self.renewed_ms = 0
         self.deadline_ms = 0
-        self.fence = 0
         self.handlers_end = asyncio.Event()
         self.handlers_end.set()
         self.grants: list[Grant] = []
-        self.update_grant = self.grants.append
+        self.calls = SimpleNamespace(reads=SimpleNamespace(update_grant=self.grants.append))
 
     def renew(self, deadline_ms, address):
         self.deadline_ms = deadline_ms
@@ -209,8 +211,7 @@ async def test_shared_token_is_taken_up_again_unless_it_is_fenced():
     assert [client.token for client in side.made] == [1, 1]
     assert not side.released, "other sessions have the token too"
     side.made[1].token_is_single_use = False
-    side.made[1].fenced = True
-    side.made[1].fence = 9
+    side.made[1].state.tenure.fence = 9
     side.assignments.start_hand_over(side.made[1])
     await asyncio.sleep(0.1)
     assert (1, 1, 9) in side.released
@@ -225,8 +226,8 @@ async def test_drained_partitions_are_listed_and_reported_at_once():
     side = AssignmentsAlone()
     side.give(grant(1, partition_id=1), grant(1, partition_id=2))
     assert side.assignments.drained() == ()
-    side.made[1].drained = True
-    side.assignments.report_drained()
+    side.made[1].state.is_drained = True
+    side.assignments.nudge()
     assert (side.nudges, side.assignments.drained()) == (1, (2,))
 
 

@@ -20,6 +20,16 @@ TTL_MS = 20_000
 ADDRESS = "127.0.0.1:8000"
 
 
+def _client(since_ms: int | None) -> Any:
+    """A partition of the broker without a connection since then; None: it has one."""
+    failures = SimpleNamespace(no_connection_since_ms=since_ms)
+    tenure = SimpleNamespace(is_acquired=since_ms is None)
+    return SimpleNamespace(
+        calls=SimpleNamespace(broker_group="g0", failures=failures),
+        state=SimpleNamespace(tenure=tenure),
+    )
+
+
 class OneBroker:
     """Membership, connections and clock of a consumer with one broker group, "g0"."""
 
@@ -63,7 +73,7 @@ class OneBroker:
         told then.
         """
         self.now_ms += after_ms
-        client = SimpleNamespace(broker_group="g0", no_connection_since_ms=0, has_connection=False)
+        client = _client(0)
         self.places.check([cast(Any, client)] if failing else [])
         await asyncio.sleep(0.01)
         return self.places.unreached
@@ -119,7 +129,7 @@ async def test_broker_is_not_told_when_it_answers_before_its_partition_has_tried
 
 def reaches(consumer: OneBroker) -> None:
     """A partition of the consumer gets at the broker."""
-    client = SimpleNamespace(broker_group="g0", no_connection_since_ms=None, has_connection=True)
+    client = _client(None)
     consumer.places.check([cast(Any, client)])
 
 

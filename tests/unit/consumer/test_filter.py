@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from keylane.consumer.delivery.filter import MessageFilter, build_filter, check_tags
+from keylane.consumer.filter import MessageFilter, build_filter, check_tags
 from keylane.protocol.errors import ConfigError, FilterError
 from keylane.protocol.limits import FILTER_CHARS_MAX
 from keylane.protocol.message import Message, pack_properties

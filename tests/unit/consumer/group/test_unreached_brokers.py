@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keylane.consumer.unreached_brokers import PATIENCE_MS_MIN, UnreachedBrokers, patience_for
+from keylane.consumer.group.reachability import PATIENCE_MS_MIN, UnreachedBrokers, patience_for
 from keylane.protocol.limits import UNREACHED_MAX
 
 PATIENCE_MS = 30_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from keylane.consumer.delivery.suspect_lock import SuspectLock
+from keylane.consumer.session_shell import SuspectLock
 
 
 async def test_turns_are_taken_in_the_order_of_the_calls():

@@ -1,4 +1,4 @@
-"""Decodes the columns of a batch into messages. Pure."""
+"""Decodes stored batches into messages. Pure."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections.abc import Callable
 from itertools import repeat
 from typing import Any
 
-from ...protocol.batch import Columns, slice_column
-from ...protocol.message import Delivery, Message
-from ...protocol.record import Header
+from ..protocol.batch import Columns, batch_starts, columns, slice_column
+from ..protocol.codecs.codec import Codec
+from ..protocol.message import Delivery, Message
+from ..protocol.record import Header
+from ..protocol.routing import Partition
 
 
 def decode_messages(
     batch: Columns[bytes] | Columns[memoryview],
     header: Header,
-    subject: str,
     partition_id: int,
     token: int,
     delivery: Delivery,
@@ -26,14 +27,14 @@ def decode_messages(
         batch: the columns; keys, values and properties are slices of `batch.blob`.
         header: the header, with the offset of the first message.
         token: the fencing token of the lease; 0 for a reader, which has none.
-        delivery: the object that receives the messages' acks.
+        delivery: what the messages have in common.
     """
     blob, property_edges = batch.blob, batch.property_edges
     if header.count == 1:
         (key_start, key_end), (start, end) = batch.key_edges, batch.value_edges
         return [
             Message(
-                subject,
+                delivery.subject,
                 bytes(blob[key_start:key_end]),
                 bytes(blob[start:end]),
                 header.base_offset,
@@ -50,7 +51,7 @@ def decode_messages(
     return list(
         map(
             make_message,
-            repeat(subject),
+            repeat(delivery.subject),
             slice_column(blob, batch.key_edges),
             slice_column(blob, batch.value_edges),
             range(header.base_offset, header.next_offset),
@@ -62,3 +63,23 @@ def decode_messages(
             repeat(delivery),
         )
     )
+
+
+def read_messages(
+    payload: memoryview,
+    offset: int,
+    *,
+    subject: str,
+    partition: Partition,
+    codec: Codec[Any] | None,
+) -> list[Message[Any]]:
+    """Return the messages in a broker's reply to a reader, which has neither a lease nor acks,
+    starting at a physical offset.
+    """
+    delivery = Delivery(subject, partition.queue, partition.logic_start, codec)
+    messages: list[Message[Any]] = []
+    for start, header in batch_starts(payload):
+        batch = columns(payload, header, start)
+        decoded = decode_messages(batch, header, partition.partition_id, 0, delivery)
+        messages += decoded[max(offset - header.base_offset, 0) :]
+    return messages

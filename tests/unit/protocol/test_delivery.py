@@ -8,28 +8,25 @@ import copy
 import pickle
 import weakref
 from asyncio import get_running_loop
+from typing import Any
 
 import pytest
 
 from keylane import JsonCodec
-from keylane.consumer.parked_reads import SourceDelivery
 from keylane.protocol.errors import ClosedError
-from keylane.protocol.message import Message
+from keylane.protocol.message import Delivery, Message
 
 
-class LoopClient:
+class LoopShell:
     """A shell that pickle refuses, because it has a future of the event loop."""
-
-    group, queue, logic_start, partition_id, exclusive = "g", 2, 100, 7, True
-    cluster_id = "5ea"
-    codec = JsonCodec()
 
     def __init__(self) -> None:
         self.waits = get_running_loop().create_future()
 
 
 def delivered(*offsets: int) -> list[Message]:
-    delivery = SourceDelivery(LoopClient(), 100, is_loose=False)
+    shell: Any = LoopShell()
+    delivery = Delivery("s", 2, 100, JsonCodec(), "g", "5ea", 7, True, shell=shell)
     return [Message("s", b"k", b"[1]", at, 7, 0, 3, 2, b"", delivery) for at in offsets]
 
 

@@ -18,11 +18,11 @@ from hashlib import blake2b
 from types import CodeType
 from typing import Any
 
-from ...protocol.errors import ConfigError, CorruptBatchError, FilterError
-from ...protocol.limits import FILTER_CHARS_MAX, TAG_BYTES_MAX, TAGS_WANTED_MAX
-from ...protocol.message import Message
-from ...protocol.text import collect_items
-from ..settings import Filter, PropertyFilter
+from ..protocol.errors import ConfigError, CorruptBatchError, FilterError
+from ..protocol.limits import FILTER_CHARS_MAX, TAG_BYTES_MAX, TAGS_WANTED_MAX
+from ..protocol.message import Message
+from ..protocol.text import collect_items
+from .settings import Filter, PropertyFilter
 
 _TEXT_CHARS_MAX = FILTER_CHARS_MAX - 40
 

@@ -1,1 +1,0 @@
-"""Messages as a consumer delivers them: decoding, filters, and acks by the user."""
