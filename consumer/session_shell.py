@@ -92,8 +92,8 @@ from .session.events import (
     TurnTaken,
     WorkersFree,
 )
-from .session.offsets import NEVER
-from .session.state import CAREFUL_MS, Broadcast, HeldLease, PartitionSession, Taking
+from .session.offsets import NEVER, HeldLease
+from .session.state import CAREFUL_MS, Broadcast, PartitionSession, Taking
 from .session.step import step
 from .session.windows import is_own
 from .settings import AckMode, ConsumerSettings
