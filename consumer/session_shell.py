@@ -93,7 +93,7 @@ from .session.events import (
     WorkersFree,
 )
 from .session.offsets import NEVER, HeldLease
-from .session.state import CAREFUL_MS, Broadcast, PartitionSession, Taking
+from .session.state import CAREFUL_MS, LocalAcks, PartitionSession, Taking
 from .session.step import step
 from .session.windows import is_own
 from .settings import AckMode, ConsumerSettings
@@ -226,7 +226,7 @@ class SessionShell:
             redrives_here=owner.allows_redrives,
             has_callbacks=True,
             has_ancestors=bool(partition.parents) and not settings.broadcast,
-            broadcast=Broadcast(acked or AckedOffsets(), is_superfluous)
+            broadcast=LocalAcks(AckedOffsets() if acked is None else acked, is_superfluous)
             if settings.broadcast
             else None,
             taking=Taking(dispatch.in_batches, owner.by_hand, dispatch.by_column),

@@ -328,7 +328,7 @@ class Taking(NamedTuple):
 ONE_BY_ONE = Taking()
 
 
-class Broadcast(NamedTuple):
+class LocalAcks(NamedTuple):
     """What a broadcast consumer keeps of a partition beyond its sessions."""
 
     acked: AckedOffsets
@@ -381,7 +381,7 @@ class PartitionSession:
         redrives_here: bool = True,
         has_ancestors: bool = False,
         taking: Taking = ONE_BY_ONE,
-        broadcast: Broadcast | None = None,
+        broadcast: LocalAcks | None = None,
         has_callbacks: bool = False,
     ) -> None:
         is_shared = settings.consume_strategy is ConsumeStrategy.SHARED

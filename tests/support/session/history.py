@@ -49,7 +49,7 @@ from keylane.consumer.session.events import (
     WorkersFree,
     WorkWanted,
 )
-from keylane.consumer.session.state import Broadcast, PartitionSession, SessionPhase, Taking
+from keylane.consumer.session.state import LocalAcks, PartitionSession, SessionPhase, Taking
 from keylane.consumer.settings import AckMode, ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import FencedError, KeylaneError, UnreachableError
@@ -227,7 +227,7 @@ class History:
             rng,
             epoch_ms=10**12,
             rejects=self.rejects,
-            broadcast=Broadcast(self.acked, self.rejects) if self.is_broadcast else None,
+            broadcast=LocalAcks(self.acked, self.rejects) if self.is_broadcast else None,
             has_ancestors=bool(self.broker.ancestors),
             taking=Taking(in_batches=self.in_batches),
         )

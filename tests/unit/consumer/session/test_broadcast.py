@@ -17,7 +17,7 @@ from keylane.consumer.session.events import (
     Tick,
     WorkWanted,
 )
-from keylane.consumer.session.state import Broadcast, PartitionSession
+from keylane.consumer.session.state import LocalAcks, PartitionSession
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import OffsetOutOfRangeError, UnreachableError
@@ -36,7 +36,7 @@ def reading(*keys: bytes, acked: AckedOffsets | None = None, **given: object) ->
     """A session of a broadcast consumer, which has sent its first read."""
     steps = Steps(*keys)
     settings = ConsumerSettings(broadcast=True, handler_backoff=Backoff(first_ms=100, max_ms=100))
-    broadcast = Broadcast(AckedOffsets() if acked is None else acked, **given)
+    broadcast = LocalAcks(AckedOffsets() if acked is None else acked, **given)
     lease = (PARTITION_ID, "", "", 0)
     steps.session = PartitionSession(lease, settings, random.Random(1), broadcast=broadcast)
     steps.step(LeaseGranted(NO_END_MS))
