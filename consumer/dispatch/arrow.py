@@ -18,7 +18,7 @@ from ...protocol.errors import (
 from ...protocol.message import make_lease
 from ...rpc.race import shield, start_task
 from ..session.events import ColumnsCut, ColumnsHandled, ColumnsReturned, ColumnsWanted
-from ..session.stored import ColumnPart
+from ..session.stored import PART_BYTES_MAX, ColumnPart
 from .not_acked import limited_wait_ms, parse_wait_ms
 
 
@@ -152,29 +152,34 @@ def take_arrow(shell: Any) -> ArrowBatch | None:
         except CorruptBatchError:
             shell.feed(ColumnsReturned(part, is_try=False))
             raise
-        part.built = ArrowBatch(record_batch, part, shell)
+        part.keep_built(ArrowBatch(record_batch, part, shell))
     batch: ArrowBatch = part.built
     return batch
 
 
 def _build(part: ColumnPart, shell: Any) -> Any:
-    """Return a record batch of the rows of a part. Rows from a batch on that cannot be unpacked go
-    back; raises CorruptBatchError if that is the first one.
+    """Return a record batch of the rows of a part. Rows from a batch on that cannot be unpacked, or
+    with which it is too large, go back; raises CorruptBatchError if the first one cannot be.
     """
     from ...arrow import columns
 
     pieces: list[columns.Piece] = []
-    first = part.range[0]
+    first, size = part.range[0], 0
     for stored in part.batches:
         ((start, end),) = stored.ranges
         pulled: Any = stored.batch
         base = pulled.start
         try:
             record = pulled.unpack()
-            pieces.append(columns.slice_piece(record, pulled.header, start - base, end - base))
+            piece = columns.slice_piece(record, pulled.header, start - base, end - base)
         except CorruptBatchError:
             if not pieces:
                 raise
             shell.feed(ColumnsCut(start))  # the next call raises it
             break
+        size += len(record)
+        if pieces and size > PART_BYTES_MAX:
+            shell.feed(ColumnsCut(start))  # compressed batches are larger than they were pulled
+            break
+        pieces.append(piece)
     return columns.record_batch(pieces, first)

@@ -65,21 +65,24 @@ class ColumnPart:
         crashes: how many processes have ended while this row was alone in hand; 0 if there are
             several rows.
         attempt: how often it was handed out.
+        batches: what was pulled, until `built` is made of it.
         built: what the dispatch has made of it.
+        range: the offsets of the rows, half-open.
     """
 
-    __slots__ = ("attempt", "batches", "built", "crashes")
+    __slots__ = ("attempt", "batches", "built", "crashes", "range")
 
     def __init__(self, batches: list[ClosedBatch], crashes: int = 0) -> None:
         self.batches = batches
+        self.range: Range = batches[0].ranges[0][0], batches[-1].ranges[-1][1]
         self.crashes = crashes
         self.attempt = 0
         self.built: Any = None
 
-    @property
-    def range(self) -> Range:
-        """The offsets of the rows, half-open."""
-        return self.batches[0].ranges[0][0], self.batches[-1].ranges[-1][1]
+    def keep_built(self, built: Any) -> None:
+        """Keep what the dispatch has made of the part, in place of what was pulled."""
+        self.built = built
+        self.batches = []
 
     @property
     def offset(self) -> int:
@@ -158,4 +161,5 @@ def cut_part(part: ColumnPart, end: int, stored: deque[ClosedBatch]) -> None:
         if stop > end:
             rest.append(batch._replace(ranges=[(max(start, end), stop)]))
     part.batches = kept
+    part.range = part.range[0], end
     stored.extendleft(reversed(rest))

@@ -15,6 +15,7 @@ from keylane.consumer import ConsumerSettings
 from keylane.consumer.dispatch.arrow import take_arrow
 from keylane.consumer.dispatch.failing import FailureRecords
 from keylane.consumer.dispatch.loop import LoopDispatch
+from keylane.consumer.session.stored import PART_BYTES_MAX
 from keylane.consumer.session_shell import SessionShell
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.clock import SystemClock
@@ -27,16 +28,16 @@ from support.pulling import NotingOwner, ScriptedBroker, opened
 SETTINGS = ConsumerSettings()
 
 
-def stored_rows(start: int, count: int, *, is_damaged: bool = False) -> bytearray:
-    """A batch as its broker stores it. A damaged one has a body that cannot be unpacked, but a
-    valid checksum, which is all that brokers check.
+def stored_rows(start: int, count: int, *, is_damaged: bool = False, repeats: int = 9) -> bytearray:
+    """A batch as its broker stores it, each of whose values repeats its text. A damaged one has a
+    body that cannot be unpacked, but a valid checksum, which is all that brokers check.
     """
     data = bytearray(
         encode_batch(
             partition_id=1,
             sent_at_ns=[1_000 * (start + number) for number in range(count)],
             keys=[b"k%d" % (start + number) for number in range(count)],
-            values=[b"v%d" % (start + number) * 9 for number in range(count)],
+            values=[b"v%d" % (start + number) * repeats for number in range(count)],
             producer_id=7,
             producer_epoch=0,
             sequence=start,
@@ -61,16 +62,17 @@ def _checksum(record: bytearray) -> bytes:
 class RowBroker(ScriptedBroker):
     """Has batches of three rows, of which these are damaged."""
 
-    def __init__(self, count: int, *damaged: int) -> None:
+    def __init__(self, count: int, *damaged: int, repeats: int = 9) -> None:
         super().__init__()
         self.end = 3 * count
         self.damaged = damaged
+        self.repeats = repeats
 
     async def call(self, request: Any, payload: bytes = b"", *, wait_ms: int = 0) -> Any:
         if not isinstance(request, Pull) or request.offset >= self.end:
             return await super().call(request, payload, wait_ms=wait_ms)
         pulled = b"".join(
-            stored_rows(start, 3, is_damaged=start // 3 in self.damaged)
+            stored_rows(start, 3, is_damaged=start // 3 in self.damaged, repeats=self.repeats)
             for start in range(request.offset, self.end, 3)
         )
         return Batches(0, self.end, self.end, False), memoryview(pulled)
@@ -103,6 +105,29 @@ async def test_pulled_batches_are_joined_and_acked_together():
         await batch.ack()
         await batch.ack()
     assert broker.cursor == 9
+
+
+async def test_program_that_has_a_batch_does_not_keep_what_was_pulled():
+    async with opened(RowBroker(3), ColumnOwner(), SETTINGS) as shell:
+        await pulled(shell)
+        assert take_arrow(shell) is not None
+        columns = shell.state.lanes.columns
+        assert columns is not None
+        assert columns.in_hand is not None
+        assert columns.in_hand.batches == []
+
+
+async def test_compressed_batches_are_joined_by_their_unpacked_sizes():
+    """Two of them are almost as large as an Arrow batch may be."""
+    broker = RowBroker(3, repeats=PART_BYTES_MAX // 14)
+    async with opened(broker, ColumnOwner(), SETTINGS) as shell:
+        await pulled(shell)
+        for end in (6, 9):
+            batch = take_arrow(shell)
+            assert batch is not None
+            assert batch.next_offset == end
+            await batch.ack()
+        assert take_arrow(shell) is None
 
 
 async def test_batch_given_back_comes_again_and_is_neither_acked_nor_given_back_before():
