@@ -851,10 +851,10 @@ class Consumer(LoopBoundClient, Generic[V]):
                 continue
             if paused and not client.paused:
                 client.gate.add(PAUSED)
-                dispatcher.pause(partition_id)
+                if isinstance(dispatcher, LoopDispatch):
+                    dispatcher.pause()
             elif not paused and client.paused:
                 client.gate.remove(PAUSED)
-                dispatcher.resume(partition_id)
 
     @property
     def _all_clients(self) -> list[SessionShell]:

@@ -129,7 +129,7 @@ class BatchJobs:
             self._offers.end_retry(messages[0])
         if self._offers.limited:
             self._offers.release()
-        self._pool.failures.report(shell, messages, error)
+        self._pool.failures.report_error(shell, messages, error)
 
     def give_back(self, worker: Worker) -> None:
         """Return what a worker has to its session; no attempt counts."""

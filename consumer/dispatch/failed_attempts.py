@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from ...protocol.message import Message
 from ...protocol.text import counted
 from ..log_names import message_name
-from ..session.events import BatchFailed, MessageFailed
+from ..session.events import BatchFailed, MessageExpired, MessageFailed
 from ..session.failure import Treatment
 from ..session.ready import FailureOutcome
 from .failing import FailureRecords
@@ -17,6 +18,7 @@ from .not_acked import Retry, only_retry
 from .offers import OfferingShell
 
 log = logging.getLogger("keylane.consumer")
+FailedEvent = MessageFailed | MessageExpired | BatchFailed
 LOST_LOG_MS = 1_000
 """The minimum interval between log lines about lost messages, in milliseconds; messages lost in
 between are counted.
@@ -51,62 +53,76 @@ class FailedAttempts:
         else:
             self._outcomes.append(outcome)
 
-    def report(
+    def report_error(
         self, shell: OfferingShell, failed: Message | list[Message], error: BaseException
     ) -> None:
-        """Report the failed attempt of a message or a batch, and log what becomes of it."""
+        """Report that the handler of a message or a batch has raised `error`."""
         error = only_retry(error) or error
         is_asked = isinstance(error, Retry)
         asked_ms = error.wait_ms if isinstance(error, Retry) else None
+        reason = error.reason if isinstance(error, Retry) else None
         first = failed[0] if isinstance(failed, list) else failed
         failure = self.records.build_failure(error, first.attempt)
-        self._outcomes.clear()
         if isinstance(failed, list):
-            shell.feed(BatchFailed(failed, failure, asked_ms, is_asked))
+            event: FailedEvent = BatchFailed(failed, failure, asked_ms, is_asked)
         else:
-            shell.feed(MessageFailed(failed, failure, asked_ms, is_asked))
+            event = MessageFailed(failed, failure, asked_ms, is_asked)
+        self.report(shell, event, error=error, reason=reason)
+
+    def report(
+        self,
+        shell: OfferingShell,
+        event: FailedEvent,
+        *,
+        error: BaseException | None = None,
+        reason: str | None = None,
+        suffix: str = "",
+    ) -> list[Message]:
+        """
+        Report a failed attempt to its session, and log what becomes of it. Return later messages of
+        its key that are taken back with it.
+
+        Args:
+            error: what a handler has raised; None: there is no handler.
+            reason: why another try was asked for; None: the attempt has failed.
+            suffix: ends the line.
+        """
+        messages = event.messages if isinstance(event, BatchFailed) else [event.message]
+        first, failure, now_ms = messages[0], event.failure, self._boot_ms()
+        self._outcomes.clear()
+        shell.feed(event)
         if not self._outcomes:
-            log_line(self.lines.record_given_up(first, self._boot_ms()))
+            log_line(self.lines.record_given_up(first, now_ms))
         outcomes, self._outcomes = self._outcomes, []
-        is_sealed = shell.state.offsets.end_offset is not None
         for outcome in outcomes:
             if outcome.treatment is Treatment.LOST:
-                self._log_lost(first, len(failed) if isinstance(failed, list) else 1, error)
+                self._log_lost(first, len(messages), error)
+                continue
+            if outcome.treatment is Treatment.AGAIN:
+                line = self.lines.record_failure(
+                    outcome.message,
+                    failure.kind,
+                    now_ms,
+                    outcome.pause_ms or 0,
+                    text="" if error is None else failure.text,
+                    asked_for=reason,
+                    sealed=shell.state.offsets.end_offset is not None,
+                )
             else:
-                self._log(outcome, error, failure.kind, failure.text, is_sealed=is_sealed)
+                line = self.lines.record_set_aside(
+                    outcome.message,
+                    failure.kind,
+                    now_ms,
+                    with_key=outcome.treatment is Treatment.PARKED,
+                    pause_ms=outcome.pause_ms,
+                    asked_for=isinstance(error, Retry),
+                )
+            if line is not None and suffix:
+                line = replace(line, text=line.text + suffix)
+            log_line(line, error)
+        return [message for outcome in outcomes for message in outcome.returned]
 
-    def _log(
-        self,
-        outcome: FailureOutcome,
-        error: BaseException,
-        kind: str,
-        text: str,
-        *,
-        is_sealed: bool,
-    ) -> None:
-        message, now_ms = outcome.message, self._boot_ms()
-        if outcome.treatment is Treatment.AGAIN:
-            line = self.lines.record_failure(
-                message,
-                type(error).__qualname__,
-                now_ms,
-                outcome.pause_ms or 0,
-                text=text,
-                asked_for=error.reason if isinstance(error, Retry) else None,
-                sealed=is_sealed,
-            )
-        else:
-            line = self.lines.record_set_aside(
-                message,
-                kind,
-                now_ms,
-                with_key=outcome.treatment is Treatment.PARKED,
-                pause_ms=outcome.pause_ms,
-                asked_for=isinstance(error, Retry),
-            )
-        log_line(line, error)
-
-    def _log_lost(self, first: Message, count: int, error: BaseException) -> None:
+    def _log_lost(self, first: Message, count: int, error: BaseException | None) -> None:
         """Log the failure of messages that were acked before their handler was called."""
         self._lost_count += count
         now_ms = self._boot_ms()

@@ -233,7 +233,7 @@ class MessageJobs:
             self._offers.end_retry(message)
         if self._offers.limited:
             self._offers.release()
-        self._pool.failures.report(shell, message, error)
+        self._pool.failures.report_error(shell, message, error)
 
     def give_back(self, worker: Worker) -> None:
         """Return what a worker has to its session; no attempt counts."""

@@ -34,7 +34,6 @@ from ...protocol.message import Message
 from ...protocol.text import format_seconds
 from ...rpc.race import start_task
 from ..log_names import message_name
-from ..session.ready import FailureOutcome
 from ..settings import AckMode
 from .failed_attempts import FailedAttempts, log_line
 from .failing import FailureRecords
@@ -165,12 +164,6 @@ class WorkerPool:
         for index, worker in enumerate(self.workers):
             worker.task = start_task(self._run(worker), name=f"handler {index}")
 
-    def pause(self, partition_id: int) -> None:
-        """Nothing: the session hands out nothing while its partition is paused."""
-
-    def resume(self, partition_id: int) -> None:
-        """Nothing: the session offers its messages again."""
-
     # ── shared groups ─────────────────────────────────────────────────────────────────────────────
     @property
     def on_idle(self) -> Callable[[], None] | None:
@@ -212,10 +205,6 @@ class WorkerPool:
         for worker in self.workers:
             if worker.shell is shell and worker.message is not None:
                 worker.cancel_handler()
-
-    def note_outcome(self, outcome: FailureOutcome) -> None:
-        """Note what becomes of a failed message, for the log."""
-        self.failures.note_outcome(outcome)
 
     def forget(self, shell: OfferingShell) -> None:
         """Note that a partition is being handed over: it offers nothing more, and its failed

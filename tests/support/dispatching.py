@@ -214,7 +214,7 @@ class SteppedShell:
         ready = step(self.state, event, self._boot_ms())
         for note in ready.notes:
             if isinstance(note, FailureOutcome):
-                self._pool.note_outcome(note)
+                self._pool.failures.note_outcome(note)
             else:
                 self.notes.append(note)
         for request in ready.requests:
