@@ -52,10 +52,10 @@ from .delivery.filter import build_filter
 from .delivery.handed_out import check_handed_out, to_list
 from .delivery.suspect_lock import SuspectLock
 from .dispatch.arrow import ArrowBatch, check_arrow
+from .dispatch.dispatchers import DispatcherFactory, UserHandlers
 from .dispatch.handlers import BatchHandler, Handler
 from .dispatch.loop import NEXT_CODES, LoopDispatch
 from .dispatch.workers import WorkerPool
-from .dispatchers import DispatcherFactory, UserHandlers
 from .log_names import consumer_name
 from .manifest_file import resolve_start
 from .membership import Membership

@@ -20,7 +20,7 @@ from ..protocol.ids import check_name
 from ..protocol.text import counted
 from ..rpc.environment import environment_of
 from ..rpc.race import Race, error_of, shield, start_task
-from .dispatchers import UserHandlers
+from .dispatch.dispatchers import UserHandlers
 from .ready_line import print_ready_line
 from .settings import ConsumerSettings
 

@@ -59,7 +59,7 @@ from ..rpc.race import start_task
 from .delivery.copied import copied_delivery
 from .delivery.decode import decode_messages
 from .delivery.handed_out import check_not_in_handler
-from .dispatch.failed_attempts import FailedAttempts
+from .dispatch.failures import FailedAttempts
 from .log_names import message_name, partition_name
 from .parked_reads import ParkedReads
 from .progress import Position, PullProgress

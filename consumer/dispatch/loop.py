@@ -65,10 +65,9 @@ from ..session.events import (
 )
 from ..settings import AckMode
 from .arrow import ArrowBatch, take_arrow
-from .failed_attempts import FailedAttempts, log_line
-from .failing import FailureRecords
+from .failures import FailedAttempts, FailureRecords, log_line
 from .handler_log import HandlerLog
-from .not_acked import is_signal, parse_wait_ms
+from .handlers import is_signal, parse_wait_ms
 
 log = logging.getLogger("keylane.consumer")
 Taken = TypeVar("Taken")
@@ -186,7 +185,7 @@ class TakingTask:
         self.task = task
 
 
-class WaitingMessages:
+class OfferedMessages:
     """What the partitions of a consumer have for its program."""
 
     def __init__(self) -> None:
@@ -364,7 +363,7 @@ class LoopWatch:
         self._checked_message = None
         self._held_longest.clear()
 
-    def check(self, waiting: WaitingMessages, taker: TakingTask, now_ms: int) -> None:
+    def check(self, waiting: OfferedMessages, taker: TakingTask, now_ms: int) -> None:
         """Log and report messages that the program has held for a long time, and warn about a
         program that takes no messages, or acks none.
         """
@@ -386,7 +385,7 @@ class LoopWatch:
         else:
             self._blocked_since_ms = None
 
-    def _report_held(self, waiting: WaitingMessages, now_ms: int) -> None:
+    def _report_held(self, waiting: OfferedMessages, now_ms: int) -> None:
         """Report the message of each partition that the program has had for longest."""
         previous, self._held_longest = self._held_longest, {}
         given = {id(message) for _, message in waiting.given}
@@ -405,7 +404,7 @@ class LoopWatch:
                 )
                 shell.report_hang(message, failure, now_ms - held[2])
 
-    def _warn_if_not_iterated(self, waiting: WaitingMessages, now_ms: int) -> None:
+    def _warn_if_not_iterated(self, waiting: OfferedMessages, now_ms: int) -> None:
         """Warn that messages are waiting for a consumer that was never iterated."""
         if self._idle_since_ms is None:
             self._idle_since_ms = now_ms
@@ -420,7 +419,7 @@ class LoopWatch:
                 counted(count, "message waits", "messages wait"),
             )
 
-    def _warn_if_not_acked(self, waiting: WaitingMessages, method: str, now_ms: int) -> None:
+    def _warn_if_not_acked(self, waiting: OfferedMessages, method: str, now_ms: int) -> None:
         """Warn that the user is waiting in vain, in the method `method`, because unacked messages
         block others.
         """
@@ -475,7 +474,7 @@ class LoopDispatch:
         self._readings = boot_seconds(clock)
         self._loop = asyncio.get_running_loop()
         self._taker = TakingTask(check)
-        self.waiting = WaitingMessages()
+        self.waiting = OfferedMessages()
         self._runs = RunsInHand()
         lines = HandlerLog(runner="body of the loop", done="is left by the loop", ordered=ordered)
         self.failures = FailedAttempts(records, lines, boot_ms=clock.boot_ms)

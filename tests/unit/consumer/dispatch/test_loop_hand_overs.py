@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from keylane import Consumer, ConsumerSettings, LeaseLostError
-from keylane.consumer.dispatch.failing import FailureRecords
+from keylane.consumer.dispatch.failures import FailureRecords
 from keylane.consumer.dispatch.loop import LoopDispatch
 from keylane.errors import Reason
 from keylane.protocol.clock import SystemClock

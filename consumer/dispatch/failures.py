@@ -1,20 +1,28 @@
-"""Reports failed attempts to the sessions of their messages, and logs what becomes of them."""
+"""Builds what is recorded of failed attempts, reports them to the sessions of their messages, and
+logs what becomes of them.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ...protocol.message import Message
+from ...protocol.parked import (
+    Failure,
+    ack_timeout_failure,
+    failure_of,
+    hanging_failure,
+    nack_failure,
+)
 from ...protocol.text import counted
 from ..log_names import message_name
 from ..session.events import BatchFailed, MessageExpired, MessageFailed
 from ..session.failure import Treatment
 from ..session.ready import FailureOutcome
-from .failing import FailureRecords
 from .handler_log import HandlerLog, LogLine
-from .not_acked import Retry, only_retry
+from .handlers import Retry, only_retry
 from .offers import OfferingShell
 
 log = logging.getLogger("keylane.consumer")
@@ -23,6 +31,42 @@ LOST_LOG_MS = 1_000
 """The minimum interval between log lines about lost messages, in milliseconds; messages lost in
 between are counted.
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureRecords:
+    """
+    The failures of one consumer's messages.
+
+    Attributes:
+        client: the consumer's display name.
+        wall_ms: the wall clock, in milliseconds since 1970.
+    """
+
+    client: str
+    wall_ms: Callable[[], int]
+
+    def build_failure(self, error: BaseException, attempts: int) -> Failure:
+        """Return the failure to record for an error."""
+        return failure_of(error, client=self.client, at_ms=self.wall_ms(), attempts=attempts)
+
+    def build_nack_failure(self, attempts: int, error: BaseException | None = None) -> Failure:
+        """Return the failure to record for a message that the program nacked, or whose loop body
+        raised `error`.
+        """
+        if error is not None:
+            return self.build_failure(error, attempts)
+        return nack_failure(client=self.client, at_ms=self.wall_ms(), attempts=attempts)
+
+    def build_unacked_failure(self, attempts: int) -> Failure:
+        """Return the failure to record for a shared group's message that the program neither acked
+        nor nacked in time.
+        """
+        return ack_timeout_failure(client=self.client, at_ms=self.wall_ms(), attempts=attempts)
+
+    def build_hang_failure(self, what: str, attempt: int) -> Failure:
+        """Return the failure to record for a message whose attempt number `attempt` is hanging."""
+        return hanging_failure(what, client=self.client, at_ms=self.wall_ms(), attempts=attempt - 1)
 
 
 class FailedAttempts:
