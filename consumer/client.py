@@ -269,6 +269,8 @@ class Consumer(LoopBoundClient, Generic[V]):
             message_filter=self._filter,
         )
         self._ended_event: asyncio.Future[None] | None = None
+        self._on_program_end: Callable[[], None] = lambda: None
+        """Called when a handler has ended the program."""
         self._close_count = 0
         """The number of `close` calls; an opening that began before the latest one is cancelled."""
         self._closes_yielding = 0
@@ -547,7 +549,15 @@ class Consumer(LoopBoundClient, Generic[V]):
         self._ended_event.exception()
         if isinstance(self._dispatcher, LoopDispatch):
             self._dispatcher.fail(error)
+        if not isinstance(error, Exception):
+            self._on_program_end()
         self._start_closing()
+
+    def _begin_no_more(self) -> None:
+        """Let no handler of a member begin, because one of them has ended the program."""
+        for member in self._members:
+            if isinstance(member._dispatcher, WorkerPool):
+                member._dispatcher.begin_no_more()
 
     def on(self, subject: str, *, group: str | None = None, **options: Any) -> Callable[[H], H]:
         """
@@ -609,6 +619,7 @@ class Consumer(LoopBoundClient, Generic[V]):
                 _alone=self._alone,
                 **arguments,
             )
+            member._on_program_end = self._begin_no_more
             consumer_set.add(member, subject, group)
             return handler
 

@@ -384,7 +384,7 @@ class WorkerPool:
                 self._loop.call_later(CANCELLED_WAIT_S, self._on_cancelled)
             raise
         except BaseException as error:
-            self._begin_no_more()
+            self.begin_no_more()
             try:
                 self._record_crash(worker, error)
             finally:
@@ -519,7 +519,7 @@ class WorkerPool:
         if worker.message is not None and not isinstance(error, Exception) and not is_signal(error):
             self._fail(worker, error)
 
-    def _begin_no_more(self) -> None:
+    def begin_no_more(self) -> None:
         """Let no handler begin, because the consumer ends: the next owners get the messages."""
         self.offers.end()
         for shell in dict.fromkeys(shell for shell, _ in self._jobs.given):
