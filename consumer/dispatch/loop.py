@@ -328,11 +328,8 @@ class LoopWatch:
         self._failures = failures
         self.current: Message | None = None
         """The last message given to the loop body, while the body is running."""
-        self._checked_message: Message | None = None
-        """The value of `current` at the last check; `_checked_since_ms` is when it was first
-        seen.
-        """
-        self._checked_since_ms = 0
+        self._seen: tuple[Message, int] | None = None
+        """The value of `current` at the last check, and when it was first seen."""
         self._held_longest: dict[Any, tuple[Message, int, int]] = {}
         """The message of each partition that the program has had for longest at the last check, its
         attempt, and since when.
@@ -350,9 +347,10 @@ class LoopWatch:
         """Return the message in the loop body, with the milliseconds for which it is known to have
         been there.
         """
-        if self.current is None or self.current is not self._checked_message:
+        seen = self._seen
+        if seen is None or seen[0] is not self.current:
             return []
-        return [(self.current, now_ms - self._checked_since_ms)]
+        return [(seen[0], now_ms - seen[1])]
 
     def forget(self, shell: Any) -> None:
         """Forget a partition that was handed over."""
@@ -360,7 +358,7 @@ class LoopWatch:
 
     def clear(self) -> None:
         """Drop what refers to the consumer."""
-        self._checked_message = None
+        self._seen = None
         self._held_longest.clear()
 
     def check(self, waiting: OfferedMessages, taker: TakingTask, now_ms: int) -> None:
@@ -369,14 +367,13 @@ class LoopWatch:
         """
         self._report_held(waiting, now_ms)
         lines = self._failures.lines
-        if self.current is not None and self.current is self._checked_message:
-            line = lines.record_running(self.current, self._checked_since_ms, now_ms)
+        current, seen = self.current, self._seen
+        if current is None or seen is None or seen[0] is not current:
+            self._seen = None if current is None else (current, now_ms)
         else:
-            previous = self._checked_message
-            line = None if previous is None else lines.record_stopped(previous, now_ms)
-            self._checked_message = self.current
-            self._checked_since_ms = now_ms
-        log_line(line)
+            log_line(lines.record_running(current, seen[1], now_ms))
+        for line in lines.record_stopped([] if current is None else [current], now_ms):
+            log_line(line)
         log_line(lines.build_summary(now_ms))
         if not taker.method and waiting.offers:
             self._warn_if_not_iterated(waiting, now_ms)

@@ -38,7 +38,7 @@ from ..log_names import message_name
 from ..session.events import BatchReturned, MessagesReturned
 from ..settings import AckMode
 from .failures import FailedAttempts, FailureRecords, log_line
-from .handler_log import HandlerLog, LogLine
+from .handler_log import HandlerLog
 from .handlers import is_async, is_signal
 from .offers import OfferingShell, PartitionOffers
 
@@ -69,10 +69,7 @@ class Worker:
         "cancelled_message",
         "message",
         "messages",
-        "timeout_check",
-        "checked_message",
-        "checked_attempt",
-        "checked_since_ms",
+        "seen",
         "shell",
         "task",
         "timed_out_message",
@@ -88,24 +85,16 @@ class Worker:
         self.cancelled_message: Message | None = None
         """The message whose handler was asked to cancel, until the request is withdrawn."""
         self.task: asyncio.Task[None] | None = None
-        self.timeout_check: tuple[Message, int, int] | None = None
-        """The message at the last timeout check, its attempt, and the time when it was first
-        seen.
-        """
+        self.seen: tuple[Message, int, int] | None = None
+        """The message at the last check, its attempt, and the time when it was first seen."""
         self.timed_out_message: Message | None = None
         """The message whose handler has exceeded its timeout."""
-        self.checked_message: Message | None = None
-        """The message at the last check for hanging handlers. The next two attributes are its
-        attempt and the time when it was first seen.
-        """
-        self.checked_attempt = 0
-        self.checked_since_ms = 0
 
     def forget_checks(self) -> None:
         """Drop the checked messages: they refer to the consumer, and the garbage collector does not
         track messages.
         """
-        self.checked_message = self.timed_out_message = self.timeout_check = None
+        self.seen = self.timed_out_message = None
 
     def cancel_handler(self) -> None:
         """Request the cancellation of the running handler."""
@@ -115,18 +104,17 @@ class Worker:
 
     def measure_running_ms(self, now_ms: int) -> int:
         """Return how long the handler is known to have been running, in milliseconds. Called by
-        each timeout check.
+        each check.
         """
-        message = self.message
+        message, seen = self.message, self.seen
         if message is None:
-            self.timeout_check = None
+            self.seen = None
             return 0
-        check = self.timeout_check
-        if check is None or check[0] is not message or check[1] != message.attempt:
-            self.timeout_check = (message, message.attempt, now_ms)
+        if seen is None or seen[0] is not message or seen[1] != message.attempt:
+            self.seen = (message, message.attempt, now_ms)
             self.timed_out_message = None
             return 0
-        return now_ms - check[2]
+        return now_ms - seen[2]
 
     def uncancel(self) -> None:
         """Withdraw all cancel requests: the handler they were meant for has ended."""
@@ -421,9 +409,9 @@ class WorkerPool:
         """
         now_ms = self.boot_ms()
         return [
-            (message, now_ms - worker.checked_since_ms)
+            (seen[0], now_ms - seen[2])
             for worker in self.workers
-            if (message := worker.message) is not None and message is worker.checked_message
+            if (seen := worker.seen) is not None and seen[0] is worker.message
         ]
 
     @property
@@ -618,9 +606,18 @@ class WorkerPool:
         """
         now_ms = self.boot_ms()
         lines, records = self.failures.lines, self.failures.records
+        running: list[Message] = []
         for worker in self.workers:
-            if worker.message is not None or worker.checked_message is not None:
-                log_line(check_worker(worker, lines, records, now_ms))
+            running_ms, message = worker.measure_running_ms(now_ms), worker.message
+            if message is None:
+                continue
+            running.append(message)
+            if running_ms >= HANGS_MS:
+                failure = records.build_hang_failure(_describe_hang(worker), message.attempt)
+                message.delivery.report_hang(message, failure, running_ms)  # type: ignore[union-attr]
+            log_line(lines.record_running(message, now_ms - running_ms, now_ms))
+        for line in lines.record_stopped(running, now_ms):
+            log_line(line)
         log_line(lines.build_summary(now_ms))
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────
@@ -690,29 +687,6 @@ def current_task() -> asyncio.Task[object] | None:
         return asyncio.current_task()
     except RuntimeError:
         return None
-
-
-def check_worker(
-    worker: Worker, handler_log: HandlerLog, records: FailureRecords, now_ms: int
-) -> LogLine | None:
-    """Return the log line that is due for a worker's handler, and report a hanging handler to the
-    broker.
-    """
-    message, checked_message = worker.message, worker.checked_message
-    if (
-        message is not None
-        and message is checked_message
-        and message.attempt == worker.checked_attempt
-    ):
-        running_ms = now_ms - worker.checked_since_ms
-        if running_ms >= HANGS_MS:
-            failure = records.build_hang_failure(_describe_hang(worker), message.attempt)
-            message.delivery.report_hang(message, failure, running_ms)  # type: ignore[union-attr]
-        return handler_log.record_running(message, worker.checked_since_ms, now_ms)
-    worker.checked_message = message
-    worker.checked_since_ms = now_ms
-    worker.checked_attempt = 0 if message is None else message.attempt
-    return None if checked_message is None else handler_log.record_stopped(checked_message, now_ms)
 
 
 def _describe_hang(worker: Worker) -> str:
