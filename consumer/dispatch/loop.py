@@ -103,7 +103,8 @@ ack is refused; the ack of an older one does nothing.
 
 
 class TakingTask:
-    """Which task of the program takes messages, by which method, and whether it still may.
+    """
+    Which task of the program takes messages, by which method, and whether it still may.
 
     Args:
         check: raises an error if called in a different event loop from the consumer's.
