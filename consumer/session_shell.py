@@ -59,6 +59,7 @@ from ..rpc.race import start_task
 from .delivery.copied import copied_delivery
 from .delivery.decode import decode_messages
 from .delivery.handed_out import check_not_in_handler
+from .dispatch.failures import FailedAttempts
 from .log_names import message_name, partition_name
 from .parked_reads import ParkedReads
 from .progress import Position, PullProgress
@@ -111,6 +112,9 @@ _chains: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
 class SessionDispatch(Protocol):
     """The workers of a consumer, to the shells of its partitions."""
 
+    failures: FailedAttempts
+    """Logs what becomes of failed messages."""
+
     @property
     def in_batches(self) -> bool:
         """True if sessions are to hand out batches."""
@@ -143,10 +147,6 @@ class SessionDispatch(Protocol):
         """
         ...
 
-    def note_outcome(self, outcome: FailureOutcome) -> None:
-        """Note what becomes of a failed message, for the log."""
-        ...
-
 
 class _EndedDispatch:
     """In place of the workers, once a partition has ended: the garbage collector does not look into
@@ -164,9 +164,6 @@ class _EndedDispatch:
 
     def forget(self, shell: Any) -> None:
         """The partition is handed over already."""
-
-    def note_outcome(self, outcome: FailureOutcome) -> None:
-        """The next owner tries the message again."""
 
     async def ack(self, shell: SessionShell, message: Message) -> None:
         """Raise LeaseLostError."""
@@ -439,7 +436,7 @@ class SessionShell:
 
     def _note(self, note: Note | FailureOutcome) -> None:
         if isinstance(note, FailureOutcome):
-            self._dispatch.note_outcome(note)
+            self._dispatch.failures.note_outcome(note)
         elif note.kind is NoteKind.MISSED:
             missed = counted(note.count, "message was", "messages were")
             if self.is_shared:  # it does not know which ones other consumers had

@@ -13,7 +13,7 @@ import pytest
 from keylane import NACK, Message, Retry
 from keylane.consumer.delivery.filter import MessageFilter
 from keylane.consumer.dispatch import workers as workers_module
-from keylane.consumer.dispatch.filtered import filtered_batches
+from keylane.consumer.dispatch.handlers import filtered_batches
 from keylane.consumer.dispatch.threads import HandlerThreads
 from keylane.protocol.text import key_digest
 from support.cluster import eventually

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from keylane.consumer.delivery.filter import MessageFilter
-from keylane.consumer.dispatch.filtered import filtered, filtered_batches
-from keylane.consumer.dispatch.handlers import await_result, is_async
+from keylane.consumer.dispatch.handlers import await_result, filtered, filtered_batches, is_async
 from keylane.protocol.errors import FilterError
 from keylane.protocol.message import Message
 
