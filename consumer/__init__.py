@@ -4,8 +4,7 @@ to handlers and loops.
 
 from .client import Assignment, Consumer, Lag
 from .dispatch.arrow import ArrowBatch
-from .dispatch.handlers import BatchHandler, Handler
-from .dispatch.not_acked import NACK, Retry
+from .dispatch.handlers import NACK, BatchHandler, Handler, Retry
 from .progress import Position
 from .reading.queue_reader import QueueProgress, QueueReader, QueueSlice
 from .reading.reader import Reader

@@ -46,9 +46,9 @@ from ..rpc.network import Network
 from ..rpc.race import Race, error_of, shield, start_task
 from .arguments import check_broadcast, check_callbacks, check_names, resolve_start
 from .dispatch.arrow import ArrowBatch, check_arrow
+from .dispatch.dispatchers import DispatcherFactory, UserHandlers
 from .dispatch.handlers import BatchHandler, Handler
 from .dispatch.loop import NEXT_CODES, LoopDispatch
-from .dispatchers import DispatcherFactory, UserHandlers
 from .filter import build_filter
 from .group.assignments import Assignments
 from .handed_out import check_handed_out, to_list
@@ -264,6 +264,8 @@ class Consumer(LoopBoundClient, Generic[V]):
         group_start(self._options.start, now_ms=environment_of(_environment).clock.wall_ms())
         self._last_opening: ConsumerOpening | None = None
         """The current opening, or the last one; None before the first."""
+        self._on_program_end: Callable[[], None] = lambda: None
+        """Called when a handler has ended the program."""
         self._close_count = 0
         """The number of `close` calls; an opening that began before the latest one is cancelled."""
         self._closes_yielding = 0
@@ -315,6 +317,7 @@ class Consumer(LoopBoundClient, Generic[V]):
             self._connections,
             self._dispatchers,
             environment_of(self._environment),
+            on_program_end=self._on_program_end,
         )
 
     async def close(self) -> None:
@@ -369,6 +372,13 @@ class Consumer(LoopBoundClient, Generic[V]):
             await asyncio.sleep(0)
         finally:
             self._closes_yielding -= 1
+
+    def _begin_no_more(self) -> None:
+        """Let no handler of a member begin, because one of them has ended the program."""
+        for member in self._members:
+            opening = member._last_opening
+            if opening is not None and isinstance(opening.dispatcher, WorkerPool):
+                opening.dispatcher.begin_no_more()
 
     def on(self, subject: str, *, group: str | None = None, **options: Any) -> Callable[[H], H]:
         """
@@ -430,6 +440,7 @@ class Consumer(LoopBoundClient, Generic[V]):
                 _alone=self._options.alone,
                 **arguments,
             )
+            member._on_program_end = self._begin_no_more
             consumer_set.add(member, subject, group)
             return handler
 
@@ -675,10 +686,10 @@ class Consumer(LoopBoundClient, Generic[V]):
                 continue
             if paused and not client.gate.is_paused:
                 client.gate.add(PAUSED)
-                opening.dispatcher.pause(partition_id)
+                if isinstance(opening.dispatcher, LoopDispatch):
+                    opening.dispatcher.pause()
             elif not paused and client.gate.is_paused:
                 client.gate.remove(PAUSED)
-                opening.dispatcher.resume(partition_id)
 
     @property
     def _all_clients(self) -> list[SessionShell]:

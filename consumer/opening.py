@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,9 +21,9 @@ from ..rpc.connections import Connections, clean_up, finish_despite_cancel
 from ..rpc.environment import Environment
 from ..rpc.race import start_closing_task
 from ..rpc.stop_signals import is_signaled
+from .dispatch.dispatchers import DispatcherFactory, UserHandlers
 from .dispatch.loop import LoopDispatch
 from .dispatch.workers import WorkerPool
-from .dispatchers import DispatcherFactory, UserHandlers
 from .filter import MessageFilter
 from .group.assignments import Assignments
 from .group.broadcast import Broadcast
@@ -58,6 +58,7 @@ class ConsumerOpening:
 
     Args:
         client: the consumer's display name.
+        on_program_end: called when a handler has ended the program.
     """
 
     def __init__(
@@ -68,6 +69,8 @@ class ConsumerOpening:
         connections: Connections,
         dispatchers: DispatcherFactory,
         environment: Environment,
+        *,
+        on_program_end: Callable[[], None],
     ) -> None:
         settings, clock = options.settings, environment.clock
         member = Member(options.subject, options.group, client)
@@ -75,6 +78,7 @@ class ConsumerOpening:
         self._meta = meta
         self._connections = connections
         self._dispatchers = dispatchers
+        self._on_program_end = on_program_end
         rng = environment.new_rng()
         membership: Membership | Broadcast
         if settings.broadcast:
@@ -209,6 +213,8 @@ class ConsumerOpening:
         self.ended.exception()
         if isinstance(self.dispatcher, LoopDispatch):
             self.dispatcher.fail(error)
+        if not isinstance(error, Exception):
+            self._on_program_end()
         self.close()
 
     def is_called_by_handler(self) -> bool:

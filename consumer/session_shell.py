@@ -362,7 +362,7 @@ class SessionShell:
 
     def _note(self, note: Note | FailureOutcome, dispatch: WorkerPool | LoopDispatch) -> None:
         if isinstance(note, FailureOutcome):
-            dispatch.note_outcome(note)
+            dispatch.failures.note_outcome(note)
         elif note.kind is NoteKind.MISSED:
             missed = counted(note.count, "message was", "messages were")
             if self.state.flights.is_shared:  # it does not know which ones other consumers had

@@ -19,7 +19,7 @@ from ...protocol.message import make_lease
 from ...rpc.race import shield, start_task
 from ..session.events import ColumnsCut, ColumnsHandled, ColumnsReturned, ColumnsWanted
 from ..session.lanes import PART_BYTES_MAX, ColumnPart
-from .not_acked import limited_wait_ms, parse_wait_ms
+from .handlers import limited_wait_ms, parse_wait_ms
 
 
 class ArrowBatch:

@@ -16,7 +16,7 @@ Invariants
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ...protocol.log_filter import Allowance, LineLimit, Repeats
@@ -156,14 +156,20 @@ class HandlerLog:
             f"{self._waiting_suffix(message, ';')}"
         )
 
-    def record_stopped(self, message: Message, now_ms: int) -> LogLine | None:
-        """Record that a handler reported by `record_running` has finished with `message`; a failure
-        is already logged.
+    def record_stopped(self, running: Iterable[Message], now_ms: int) -> list[LogLine]:
+        """Record that handlers reported by `record_running` have finished, except those of
+        `running`; a failure is already logged.
         """
-        failing = self._failing.get(_message_id(message))
-        return (
-            self.record_handled(message, now_ms) if failing is not None and failing.hangs else None
-        )
+        if not self._failing:
+            return []
+        running_ids = set(map(_message_id, running))
+        stopped = [
+            failing.message
+            for message_id, failing in self._failing.items()
+            if failing.hangs and message_id not in running_ids
+        ]
+        lines = [self._end(message, now_ms, handled=True) for message in stopped]
+        return [line for line in lines if line is not None]
 
     def record_handled(self, message: Message, now_ms: int) -> LogLine | None:
         """Record that a message that had failed or hung has been handled."""

@@ -1,5 +1,6 @@
 """
-Decides which callables are handlers, and how their results are awaited.
+What a program gives to handle its messages: which callables are handlers, how their results are
+awaited, and the signals with which they decline to ack, `Retry` and `NACK`.
 
 An awaitable result (a coroutine, a task, an asyncio or thread-pool future) is awaited before the
 message is acked. A generator is an error, because its body would run only if it were iterated; so
@@ -16,18 +17,23 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from types import AsyncGeneratorType, GeneratorType
-from typing import Any, get_origin
+from typing import Any, Final, get_origin
 
 from ...protocol.codecs.codec import V
-from ...protocol.errors import HandlerTypeError
+from ...protocol.errors import HandlerTypeError, InvalidRequestError
 from ...protocol.message import Message
-from .not_acked import NACK, Retry
+from ..filter import MessageFilter
 
 Handler = Callable[[Message[V]], Awaitable[Any]] | Callable[[Message[V]], Any]
 _BATCH_ANNOTATIONS = frozenset(
     {"list", "sequence", "mutablesequence", "iterable", "collection", "tuple"}
 )
 """The lower-case names of annotations that denote a batch of messages."""
+AFTER_S_MAX = 86_400
+SHORTEST_MS_MAX = 1_000
+"""The upper limit, in milliseconds, of the minimum pause that is enforced when a handler repeatedly
+requests retries.
+"""
 AWAITED_MAX = 10
 """How many times in a row the result of an awaitable may itself be awaitable."""
 
@@ -182,3 +188,124 @@ def _is_coroutine_generator(function: object) -> bool:
     function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", None)
     return bool(code is not None and code.co_flags & inspect.CO_ITERABLE_COROUTINE)
+
+
+# ── messages that are not acked ───────────────────────────────────────────────────────────────────
+class Retry(Exception):  # noqa: N818 - a request of the handler, not an error
+    """
+    Raise this in a handler to have its message retried instead of acked.
+
+    The message is retried before any later message of its key. No traceback is logged.
+
+        raise keylane.Retry("the warehouse is closed", after_s=30)
+
+    Args:
+        reason: the reason, for the log.
+        after_s: the minimum number of seconds until the next attempt, up to a day; None: a growing
+            pause, as after an error. If the lease ends earlier, the next owner handles the message
+            at once. 0 means at once, but a message whose attempts repeatedly request this waits 1
+            ms, 2 ms, 4 ms and so on, up to 1 s, so that it does not spin.
+
+    Raises:
+        InvalidRequestError: `after_s` is not a number from 0 to a day.
+    """
+
+    def __init__(self, reason: str = "", *, after_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.wait_ms = None if after_s is None else parse_wait_ms(after_s)
+        """The milliseconds until the next attempt; None: as configured in the consumer's
+        settings.
+        """
+
+
+SIGNALS_FROM = 128
+"""By convention, the exit code of a program killed by a signal is 128 plus the signal's number."""
+
+
+def is_signal(error: BaseException) -> bool:
+    """Return True for an error that a signal raised. It may occur anywhere, so it says nothing
+    about the message being handled.
+    """
+    if isinstance(error, SystemExit):
+        code = error.code
+        return code is None or (isinstance(code, int) and not 0 < code < SIGNALS_FROM)
+    return isinstance(error, GeneratorExit | KeyboardInterrupt)
+
+
+def only_retry(error: BaseException) -> Retry | None:
+    """Return the Retry with the longest wait if an exception group, such as that of a TaskGroup,
+    contains only retries; otherwise None.
+    """
+    if not isinstance(error, BaseExceptionGroup):
+        return None
+    causes = [only_retry(cause) or cause for cause in error.exceptions]
+    retries = [cause for cause in causes if isinstance(cause, Retry)]
+    if len(retries) < len(causes):
+        return None
+    return max(retries, key=lambda retry: retry.wait_ms or 0)
+
+
+class _Nack:
+    """The type of `NACK`."""
+
+    def __repr__(self) -> str:
+        return "keylane.NACK"
+
+    def __reduce__(self) -> str:
+        # A handler may return a result that comes from another process. A copy of NACK would not be
+        # recognized, so the message would be acked.
+        return "NACK"
+
+
+NACK: Final = _Nack()
+"""A handler returns this to have its message retried, as with `raise Retry()`."""
+
+
+def parse_wait_ms(after_s: Any) -> int:
+    """Convert `after_s` to milliseconds. Raises InvalidRequestError if it is not a number from 0 to
+    a day.
+    """
+    is_number = isinstance(after_s, int | float) and not isinstance(after_s, bool)
+    if not is_number or not 0 <= after_s <= AFTER_S_MAX:
+        raise InvalidRequestError(
+            f"after_s must be seconds from 0 to {AFTER_S_MAX}, not {after_s!r:.40}"
+        )
+    return int(after_s * 1000)
+
+
+def limited_wait_ms(wait_ms: int, attempt: int) -> int:
+    """Return the milliseconds until the next attempt if attempt number `attempt` requested
+    `wait_ms`. The result is longer than requested if the handler would otherwise spin.
+    """
+    if attempt < 2:
+        return wait_ms
+    return max(wait_ms, min(1 << min(attempt - 2, 10), SHORTEST_MS_MAX))
+
+
+# ── filters ───────────────────────────────────────────────────────────────────────────────────────
+def filtered(handler: Handler[Any], message_filter: MessageFilter) -> Handler[Any]:
+    """Return a handler that is called only for accepted messages. An error in the filter counts as
+    an error in the handler.
+    """
+    matches = message_filter.matches
+
+    async def handle_async(message: Message) -> Any:
+        return await handler(message) if matches(message) else None
+
+    def handle(message: Message) -> Any:
+        return handler(message) if matches(message) else None
+
+    return handle_async if is_async(handler) else handle
+
+
+def filtered_batches(handler: Any, message_filter: MessageFilter) -> Any:
+    """Return a batch handler that gets only the accepted messages, and is not called if there are
+    none.
+    """
+
+    def handle(messages: list[Message]) -> Any:
+        accepted = [message for message in messages if message_filter.matches(message)]
+        return handler(accepted) if accepted else None
+
+    return handle

@@ -28,9 +28,9 @@ import logging
 from asyncio import current_task
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from ...protocol.clock import Clock, boot_seconds
 from ...protocol.errors import (
@@ -44,17 +44,16 @@ from ...protocol.errors import (
     UsageError,
 )
 from ...protocol.message import Message
-from ...protocol.parked import HANGS_MS, Failure
+from ...protocol.parked import HANGS_MS
 from ...protocol.text import counted, format_seconds
 from ...rpc.loop_binding import LoopBinding
 from ...rpc.race import Race
 from ..filter import MessageFilter
 from ..handed_out import check_handed_out, shell_of
-from ..log_names import consumer_name
+from ..log_names import consumer_name, message_name
 from ..session.events import (
     AckedLate,
     ColumnsReturned,
-    FailureOutcome,
     MessageExpired,
     MessageFailed,
     MessageHangs,
@@ -65,16 +64,14 @@ from ..session.events import (
     RunSpread,
     WorkWanted,
 )
-from ..session.failure import Treatment
 from ..settings import AckMode
 from .arrow import ArrowBatch, take_arrow
-from .failed_attempts import log_line
-from .failing import FailureRecords
+from .failures import FailedAttempts, FailureRecords, log_line
 from .handler_log import HandlerLog
-from .idle_warnings import IdleConsumerWarnings
-from .not_acked import is_signal, parse_wait_ms
+from .handlers import is_signal, parse_wait_ms
 
 log = logging.getLogger("keylane.consumer")
+Taken = TypeVar("Taken")
 MESSAGES_PER_TURN = 256
 HANDOVER_WARN_MS = 5_000
 """How long after `handover_ms` the loop body may delay a hand-over before a warning is logged, in
@@ -91,10 +88,354 @@ waited.
 RUN_MAX = 256
 SINGLES = 8
 """How many messages are taken one by one after a run that the loop body has interrupted."""
+NOT_ITERATED_MS = 10_000
+"""How long messages may wait for a consumer without a handler that was never iterated before a
+warning is logged, in milliseconds.
+"""
+NOT_ITERATED_REPEAT_MS = 600_000
+NOT_ACKED_MS = 10_000
+"""How long the user may wait for messages that are blocked by unacked ones before a warning is
+logged, in milliseconds.
+"""
 GIVEN_BACK_MAX = 100_000
 """The number of messages given back and not handed out again, of each partition, for which a late
 ack is refused; the ack of an older one does nothing.
 """
+
+
+class TakingTask:
+    """
+    Which task of the program takes messages, by which method, and whether it still may.
+
+    Args:
+        check: raises an error if called in a different event loop from the consumer's.
+    """
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self.check = check
+        self.method = ""
+        """The name of the method by which messages are taken, for error messages and logs."""
+        self.task: asyncio.Task[Any] | None = None
+        """The iterating task: the last one that requested a message."""
+        self.requesting = asyncio.Event()
+        """Set while the user waits for a message; otherwise the loop body is running with the
+        messages it took.
+        """
+        self.count = 1
+        """How many messages the program has asked for last."""
+        self.turn_remaining = MESSAGES_PER_TURN
+        """How many messages an iteration takes before it yields to the event loop."""
+        self.error: BaseException | None = None
+        self.is_closed = False
+
+    def check_open(self) -> None:
+        """Raise what has ended the consumer, or StopAsyncIteration if it is closed."""
+        if self.error is not None:
+            raise self.error
+        if self.is_closed:
+            raise StopAsyncIteration
+
+    def check_method(self, method: str) -> None:
+        """Raise UsageError if another method takes the messages."""
+        if self.method and self.method != method:
+            self.check_open()
+            raise UsageError(
+                Reason.MIXED_USE,
+                f"{method} on a consumer whose messages are already taken by {self.method}",
+            )
+
+    def claim(self, method: str, count: int) -> None:
+        """Let the present task request so many messages. Raises UsageError if it is in another
+        event loop, or another task waits.
+        """
+        self.check()
+        if self.requesting.is_set():
+            raise UsageError(Reason.OTHER_TASK, "another task waits for messages of this consumer")
+        self.check_method(method)
+        self.method = method
+        self.count = count
+        self.requesting.set()
+
+    def claim_iteration(
+        self, task: asyncio.Task[Any] | None, count_unacked: Callable[[], int]
+    ) -> None:
+        """
+        Make `task` the iterating task, in place of the previous one.
+
+        A task that only runs `next`, such as `asyncio.wait_for` creates on Python 3.11, takes a
+        message on behalf of the task that awaits it, which stays the iterating task.
+
+        Raises:
+            UsageError: the consumer was opened in another event loop; or another task waits for a
+                message, or is still running and has not acked a message that it took.
+        """
+        self.check()
+        if self.requesting.is_set():
+            raise UsageError(
+                Reason.OTHER_TASK, "another task waits for the next message of this consumer"
+            )
+        if self.task is not None and not self.task.done():
+            if task is not None and getattr(task.get_coro(), "cr_code", None) in NEXT_CODES:
+                return
+            if unacked := count_unacked():
+                raise UsageError(
+                    Reason.OTHER_TASK,
+                    f"another task iterates over this consumer: it took "
+                    f"{counted(unacked, 'message')} that it has not acked",
+                    unacked=unacked,
+                )
+        self.task = task
+
+
+class OfferedMessages:
+    """What the partitions of a consumer have for its program."""
+
+    def __init__(self) -> None:
+        self.offers: dict[Any, None] = {}
+        """The partitions that may have something; the one whose turn is next comes first."""
+        self.given: deque[tuple[Any, Message]] = deque()
+        """Messages that were handed out although nobody had asked."""
+        self.shells: dict[Any, None] = {}
+        """The partitions that have offered something, until they are handed over."""
+        self.arrived = asyncio.Event()
+        """Set when there is something new, or the program is to look for another reason."""
+
+    def __bool__(self) -> bool:
+        return bool(self.given or self.offers)
+
+    def give(self, shell: Any, messages: list[Message]) -> None:
+        """Accept messages that nobody has asked for."""
+        self.shells[shell] = None
+        self.given.extend([(shell, message) for message in messages])
+        self.arrived.set()
+
+    def offer(self, shell: Any) -> None:
+        """Note that a program that asks this partition may get something."""
+        if shell not in self.offers:
+            self.offers[shell] = self.shells[shell] = None
+            self.arrived.set()
+
+    def take_offer(self) -> Any:
+        """Return the partition whose turn it is. It offers again if it has more."""
+        shell = next(iter(self.offers))
+        del self.offers[shell]
+        return shell
+
+    def take_given(self, shell: Any) -> list[Message]:
+        """Return what a partition has handed out and the program does not have."""
+        given = [message for each, message in self.given if each is shell]
+        if given:
+            self.given = deque(pair for pair in self.given if pair[0] is not shell)
+        return given
+
+    def clear(self) -> None:
+        """Forget all partitions."""
+        self.given.clear()
+        self.offers.clear()
+        self.shells.clear()
+
+
+class IterationRun:
+    """A run from which `async for` takes: its first `done` messages are acked."""
+
+    __slots__ = ("done", "messages", "shell", "unacked")
+
+    def __init__(self, shell: Any, messages: list[Message]) -> None:
+        self.shell = shell
+        self.messages = messages
+        self.done = 0
+        self.unacked: Message | None = messages[0]
+        """What the loop body has."""
+
+
+class RunsInHand:
+    """The runs of which the program acks one message after another, or all at once: their sessions
+    do not know yet which ones are handled.
+    """
+
+    def __init__(self) -> None:
+        self.iterated: IterationRun | None = None
+        """The run of an iteration."""
+        self.many: list[tuple[Any, list[Message]]] = []
+        """The runs that `getmany` has returned."""
+        self.many_taken: list[Message] = []
+        """All messages of these runs, in the order in which they were returned."""
+        self._size = RUN_MIN
+        self._singles = 0
+        """How many messages are taken one by one before the next run."""
+
+    @property
+    def next_size(self) -> int:
+        """The number of messages in the next run of an iteration; 0: it takes one by one."""
+        return 0 if self._singles else self._size
+
+    def iterate(self, shell: Any, messages: list[Message]) -> None:
+        """Begin a run of an iteration. It ends when the loop body waits."""
+        self._singles = 0
+        run = self.iterated = IterationRun(shell, messages)
+        asyncio.get_running_loop().call_soon(self._interrupt, run)
+
+    def note_single(self) -> None:
+        """Note that an iteration has taken a message beside a run."""
+        self._singles = max(0, self._singles - 1)
+
+    def _interrupt(self, run: IterationRun) -> None:
+        """The loop body waits: the run ends at its message."""
+        if run is self.iterated:
+            self._size = RUN_MIN
+            if run.unacked is not None and not run.done:
+                self._singles = SINGLES
+            self.settle()
+
+    def settle(self) -> None:
+        """End the runs, so that sessions know what is handled and what is in hand."""
+        run = self.iterated
+        if run is not None:
+            self.iterated = None
+            if run.done == len(run.messages):
+                self._size = min(2 * self._size, RUN_MAX)
+            run.shell.feed(RunEnded(run.done, run.unacked is not None))
+        if self.many:
+            many, self.many, self.many_taken = self.many, [], []
+            for shell, _ in many:
+                shell.feed(RunSpread())
+
+    def ack_many(self, messages: list[Message]) -> bool:
+        """Ack all that `getmany` has returned last. Return False if these messages are others, or a
+        lease has ended.
+        """
+        many = self.many
+        if not many or messages != self.many_taken:
+            return False
+        try:
+            for shell, run in many:
+                shell.check_can_ack(run[0].offset)
+        except LeaseLostError:
+            return False
+        self.many, self.many_taken = [], []
+        for shell, run in many:
+            shell.feed(RunEnded(len(run)))
+        return True
+
+
+class LoopWatch:
+    """
+    Watches a program: how long it has had its messages, and whether it takes and acks any.
+
+    Args:
+        failures: logs and builds what is said of a message that hangs.
+    """
+
+    def __init__(self, failures: FailedAttempts) -> None:
+        self._failures = failures
+        self.current: Message | None = None
+        """The last message given to the loop body, while the body is running."""
+        self._seen: tuple[Message, int] | None = None
+        """The value of `current` at the last check, and when it was first seen."""
+        self._held_longest: dict[Any, tuple[Message, int, int]] = {}
+        """The message of each partition that the program has had for longest at the last check, its
+        attempt, and since when.
+        """
+        self._idle_since_ms: int | None = None
+        """The boot time, in milliseconds, since which messages have been waiting while nobody
+        iterates; None if none wait.
+        """
+        self._blocked_since_ms: int | None = None
+        """The boot time, in milliseconds, since which the user has been waiting for messages that
+        are blocked by unacked ones.
+        """
+
+    def list_running(self, now_ms: int) -> list[tuple[Message, int]]:
+        """Return the message in the loop body, with the milliseconds for which it is known to have
+        been there.
+        """
+        seen = self._seen
+        if seen is None or seen[0] is not self.current:
+            return []
+        return [(seen[0], now_ms - seen[1])]
+
+    def forget(self, shell: Any) -> None:
+        """Forget a partition that was handed over."""
+        self._held_longest.pop(shell, None)
+
+    def clear(self) -> None:
+        """Drop what refers to the consumer."""
+        self._seen = None
+        self._held_longest.clear()
+
+    def check(self, waiting: OfferedMessages, taker: TakingTask, now_ms: int) -> None:
+        """Log and report messages that the program has held for a long time, and warn about a
+        program that takes no messages, or acks none.
+        """
+        self._report_held(waiting, now_ms)
+        lines = self._failures.lines
+        current, seen = self.current, self._seen
+        if current is None or seen is None or seen[0] is not current:
+            self._seen = None if current is None else (current, now_ms)
+        else:
+            log_line(lines.record_running(current, seen[1], now_ms))
+        for line in lines.record_stopped([] if current is None else [current], now_ms):
+            log_line(line)
+        log_line(lines.build_summary(now_ms))
+        if not taker.method and waiting.offers:
+            self._warn_if_not_iterated(waiting, now_ms)
+        if taker.requesting.is_set() and not waiting:
+            self._warn_if_not_acked(waiting, taker.method, now_ms)
+        else:
+            self._blocked_since_ms = None
+
+    def _report_held(self, waiting: OfferedMessages, now_ms: int) -> None:
+        """Report the message of each partition that the program has had for longest."""
+        previous, self._held_longest = self._held_longest, {}
+        given = {id(message) for _, message in waiting.given}
+        for shell in waiting.shells:
+            in_hand = shell.state.lanes.in_hand.values()
+            message = next((each for each in in_hand if id(each) not in given), None)
+            if message is None:
+                continue
+            held = previous.get(shell)
+            if held is None or held[0] is not message or held[1] != message.attempt:
+                held = message, message.attempt, now_ms
+            self._held_longest[shell] = held
+            if now_ms - held[2] >= HANGS_MS:
+                failure = self._failures.records.build_hang_failure(
+                    "the program has not acked it", message.attempt
+                )
+                shell.feed(MessageHangs(message, failure, now_ms - held[2]))
+
+    def _warn_if_not_iterated(self, waiting: OfferedMessages, now_ms: int) -> None:
+        """Warn that messages are waiting for a consumer that was never iterated."""
+        if self._idle_since_ms is None:
+            self._idle_since_ms = now_ms
+        elif now_ms - self._idle_since_ms >= NOT_ITERATED_MS:
+            self._idle_since_ms = now_ms + NOT_ITERATED_REPEAT_MS
+            first = next(iter(waiting.offers))
+            count = sum(shell.state.intake.held for shell in waiting.shells)
+            log.warning(
+                "%s has no handler and is not iterated: %s, and no other consumer gets its "
+                "partitions; pass handler=, or use: async for message in consumer",
+                consumer_name(first.delivery.subject, first.delivery.group),
+                counted(count, "message waits", "messages wait"),
+            )
+
+    def _warn_if_not_acked(self, waiting: OfferedMessages, method: str, now_ms: int) -> None:
+        """Warn that the user is waiting in vain, in the method `method`, because unacked messages
+        block others.
+        """
+        blocking, count = _find_blocking(waiting.shells)
+        if blocking is None:
+            self._blocked_since_ms = None
+        elif self._blocked_since_ms is None:
+            self._blocked_since_ms = now_ms
+        elif now_ms - self._blocked_since_ms >= NOT_ACKED_MS:
+            self._blocked_since_ms = now_ms + NOT_ITERATED_REPEAT_MS
+            log.warning(
+                "%s waits for acks: %s until earlier messages of their keys are acked or returned, "
+                "such as %s; to get several messages of a key at once, use getmany()",
+                method,
+                counted(count, "message waits", "messages wait"),
+                message_name(blocking),
+            )
 
 
 class LoopDispatch:
@@ -122,8 +463,6 @@ class LoopDispatch:
         ordered: bool = True,
         message_filter: MessageFilter | None = None,
     ) -> None:
-        self._check = check
-        self._records = records
         self._filter = message_filter
         self.on_idle: Callable[[], None] | None = None
         """Called when the program waits for messages."""
@@ -133,93 +472,49 @@ class LoopDispatch:
         self._boot_ms = clock.boot_ms
         self._readings = boot_seconds(clock)
         self._loop = asyncio.get_running_loop()
-        self._used_method = ""
-        """The name of the method by which messages are taken, for error messages and logs."""
-        self._task: asyncio.Task[Any] | None = None
-        """The iterating task: the last one that requested a message."""
-        self._offers: dict[Any, None] = {}
-        """The partitions that may have something; the one whose turn is next comes first."""
-        self._given: deque[tuple[Any, Message]] = deque()
-        """Messages that were handed out although nobody had asked."""
-        self._shells: dict[Any, None] = {}
-        """The partitions that have offered something, until they are handed over."""
-        self._run: IterationRun | None = None
-        """The run of an iteration."""
-        self._many: list[tuple[Any, list[Message]]] = []
-        """The runs that `getmany` has returned."""
-        self._many_taken: list[Message] = []
-        """All messages of these runs, in the order in which they were returned."""
-        self._run_size = RUN_MIN
-        self._singles = 0
-        """How many messages are taken one by one before the next run."""
-        self._work = asyncio.Event()
-        self._requesting = asyncio.Event()
-        """Set while the user waits for a message; otherwise the loop body is running with the
-        messages it took.
-        """
-        self._turn_remaining = MESSAGES_PER_TURN
-        self._error: BaseException | None = None
-        self._closed = self._is_leaving = False
+        self._taker = TakingTask(check)
+        self.waiting = OfferedMessages()
+        self._runs = RunsInHand()
+        lines = HandlerLog(runner="body of the loop", done="is left by the loop", ordered=ordered)
+        self.failures = FailedAttempts(records, lines, boot_ms=clock.boot_ms)
+        self._watch = LoopWatch(self.failures)
+        self._is_leaving = False
         self._due_back: dict[Any, None] = {}
         """Partitions whose messages go back once the next message is requested."""
-        self.current: Message | None = None
-        """The last message given to the loop body, while the body is running."""
-        self._checked_message: Message | None = None
-        """The value of `current` at the last check; `_checked_since_ms` is when it was first
-        seen.
-        """
-        self._checked_since_ms = 0
-        self._held_longest: dict[Any, tuple[Message, int, int]] = {}
-        """The message of each partition that the program has had for longest at the last check, its
-        attempt, and since when.
-        """
-        self._idle_warnings = IdleConsumerWarnings()
-        runner, done = "body of the loop", "is left by the loop"
-        self._handler_log = HandlerLog(runner=runner, done=done, ordered=ordered)
-        self._outcomes: list[FailureOutcome] = []
-        self._requested_count = 1
-        """How many messages the program has asked for last."""
         self._in_use: list[tuple[Any, Message]] = []
         """What the program of a shared group has got last, until it asks for more."""
 
-    def pause(self, partition_id: int) -> None:
-        """End the runs: the session hands out nothing while its partition is paused."""
-        self._settle()
-
-    def resume(self, partition_id: int) -> None:
-        """Nothing: the session offers its messages again."""
+    def pause(self) -> None:
+        """End the runs: the session of a paused partition hands out nothing."""
+        self._runs.settle()
 
     # ── called by shells ──────────────────────────────────────────────────────────────────────────
     def hand_out(self, shell: Any, messages: list[Message]) -> None:
         """Accept messages that nobody has asked for."""
-        self._shells[shell] = None
-        self._given.extend([(shell, message) for message in messages])
-        self._work.set()
+        self.waiting.give(shell, messages)
 
     def offer(self, shell: Any) -> None:
         """Note that a program that asks this partition may get something."""
-        if shell not in self._offers:
-            self._offers[shell] = self._shells[shell] = None
-            self._work.set()
+        self.waiting.offer(shell)
 
     def count_spare(self, shell: Any) -> int:
         """Return how many more messages the program would take now; if negative, how many wait for
         it.
         """
-        requested = self._requested_count if self._requesting.is_set() else 0
-        waiting: int = sum(each.state.count_waiting for each in {shell: None} | self._shells)
+        requested = self._taker.count if self._taker.requesting.is_set() else 0
+        waiting: int = sum(each.state.count_waiting for each in {shell: None} | self.waiting.shells)
         return requested - waiting
 
     def cancel(self, shell: Any) -> None:
         """Take messages back that are not acked, once the loop body has ended."""
-        if self._requesting.is_set() or self._is_leaving:
+        if self._taker.requesting.is_set() or self._is_leaving:
             self._loop.call_soon(self._give_up, shell)  # the shell is in a step of its session
         else:
             self._due_back[shell] = None
 
     def _give_up(self, shell: Any) -> None:
         """Take back what the program has of a partition that is handed over."""
-        self._settle()
+        self._runs.settle()
         if shell.ended.is_set():
             return
         shell.program.has_given_up = True
@@ -230,20 +525,11 @@ class LoopDispatch:
         if in_hand:
             shell.feed(MessagesReturned(in_hand))
 
-    def note_outcome(self, outcome: FailureOutcome) -> None:
-        """Note what becomes of a message that was given back."""
-        self._outcomes.append(outcome)
-
     def forget(self, shell: Any) -> None:
         """Note that a partition is being handed over: it offers nothing more."""
-        self._settle()
-        self._offers.pop(shell, None)
-        self._return_given(shell)
-
-    def _return_given(self, shell: Any) -> None:
-        given = [message for each, message in self._given if each is shell]
-        if given:
-            self._given = deque(pair for pair in self._given if pair[0] is not shell)
+        self._runs.settle()
+        self.waiting.offers.pop(shell, None)
+        if given := self.waiting.take_given(shell):
             shell.feed(MessagesReturned(given))
 
     # ── the ways to take messages ─────────────────────────────────────────────────────────────────
@@ -259,64 +545,62 @@ class LoopDispatch:
         message = self.take_unregistered()
         if message is not None:
             return message
-        task = current_task(self._loop)
-        if task is not self._task or self._requesting.is_set():
-            self._claim_iteration(task)
-        self._check()
-        self._claim_method("iteration")
+        task, taker = current_task(self._loop), self._taker
+        if task is not taker.task or taker.requesting.is_set():
+            taker.claim_iteration(task, self._count_unacked)
+        self._claim("iteration")
         try:
             while True:
-                self._turn_remaining -= 1
-                if not self._turn_remaining:
-                    self._turn_remaining = MESSAGES_PER_TURN
+                taker.turn_remaining -= 1
+                if not taker.turn_remaining:
+                    taker.turn_remaining = MESSAGES_PER_TURN
                     await asyncio.sleep(0)
-                self._check_open()
+                taker.check_open()
                 message = self._take_one()
                 if message is not None:
-                    self.current = message
+                    self._watch.current = message
                     self._note_in_use([message])
                     return message
                 await self._wait_for_work(None)
         finally:
-            self._requesting.clear()
+            taker.requesting.clear()
 
     def take_unregistered(self) -> Message | None:
         """Return the next message of the run if the same task calls again and the last message is
         acked, or None if `next` must be used.
         """
-        run, remaining = self._run, self._turn_remaining - 1
-        if run is None or run.unacked is not None or not remaining or self._closed:
+        run, taker = self._runs.iterated, self._taker
+        if run is None or run.unacked is not None or taker.is_closed:
             return None
-        if current_task(self._loop) is not self._task or run.done >= len(run.messages):
+        remaining = taker.turn_remaining - 1
+        if not remaining or current_task(self._loop) is not taker.task:
             return None
-        if next(self._readings) >= run.shell.begin_until_s:
+        if run.done >= len(run.messages) or next(self._readings) >= run.shell.begin_until_s:
             return None
-        self._turn_remaining = remaining
-        self.current = run.unacked = message = run.messages[run.done]
+        taker.turn_remaining = remaining
+        self._watch.current = run.unacked = message = run.messages[run.done]
         return message
 
     def _take_one(self) -> Message | None:
         """Take a message that may be handed out now, or return None if there is none."""
-        self._settle()
-        while self._given or self._offers:
-            if self._given:
-                shell, message = self._given.popleft()
+        runs, waiting = self._runs, self.waiting
+        runs.settle()
+        while waiting:
+            if waiting.given:
+                shell, message = waiting.given.popleft()
                 if self._accepts_given(shell, message):
                     return message
                 continue
-            shell = next(iter(self._offers))
-            del self._offers[shell]  # it offers again if it has more
-            is_alone = self._filter is None and not self._singles
-            run_size = self._run_size if is_alone else 0
+            shell = waiting.take_offer()
+            run_size = runs.next_size if self._filter is None else 0
             messages = self._ask(shell, WorkWanted(1, 1, run_size))
             if not messages:
                 continue
             first: Message = messages[0]
-            self._singles = max(0, self._singles - 1)
+            runs.note_single()
             _note_handed_out(shell, messages)
             if messages is shell.state.lanes.run:
-                self._run = IterationRun(shell, messages)
-                self._loop.call_soon(self._interrupt, self._run)
+                runs.iterate(shell, messages)
                 return first
             if self._accepts(shell, first):
                 return first
@@ -329,58 +613,60 @@ class LoopDispatch:
         try:
             messages: list[Message] = shell.ask(wanted)
         except CorruptBatchError:
-            self._offers[shell] = None
+            self.waiting.offers[shell] = None
             raise
         return messages
-
-    def _interrupt(self, run: IterationRun) -> None:
-        """The loop body waits: the run ends at its message."""
-        if run is self._run:
-            self._run_size = RUN_MIN
-            if run.unacked is not None and not run.done:
-                self._singles = SINGLES
-            self._settle()
 
     async def take_many(self, max_records: int, timeout_ms: int) -> list[Message[Any]]:
         """Return up to `max_records` messages, or an empty list if none arrived within
         `timeout_ms`. Raises the same errors as `next`.
         """
-        self._check()
-        if self._requesting.is_set():
-            raise UsageError(Reason.OTHER_TASK, "another task waits for messages of this consumer")
-        self._claim_method("getmany()")
-        self._requested_count = max_records
         until_ms = self._boot_ms() + timeout_ms
+        take = partial(self._take_many, max_records)
+        messages = await self._take_when_ready("getmany()", take, max_records, until_ms)
+        self._watch.current = messages[0] if messages else None
+        self._note_in_use(messages)
+        return messages
+
+    async def take_arrow(self) -> ArrowBatch:
+        """Return the next batch as Arrow columns. Raises the same errors as `next`."""
+        batch = await self._take_when_ready("batches()", self._take_arrow)
+        assert batch is not None
+        return batch
+
+    async def _take_when_ready(
+        self, method: str, take: Callable[[], Taken], count: int = 1, until_ms: int | None = None
+    ) -> Taken:
+        """Return what `take` returns once that is something, or at a time of the boot clock."""
+        self._claim(method, count)
         try:
             while True:
-                self._check_open()
-                await asyncio.sleep(0)  # for heartbeats and pulls
-                self._check_open()
-                messages = self._take_many(max_records)
-                if messages or self._boot_ms() >= until_ms:
-                    self.current = messages[0] if messages else None
-                    self._note_in_use(messages)
-                    return messages
+                self._taker.check_open()
+                # Heartbeats and pulls have a turn, and a cancellation loses nothing.
+                await asyncio.sleep(0)
+                self._taker.check_open()
+                taken = take()
+                if taken or (until_ms is not None and self._boot_ms() >= until_ms):
+                    return taken
                 await self._wait_for_work(until_ms)
         finally:
-            self._requesting.clear()
+            self._taker.requesting.clear()
 
     def _take_many(self, count: int) -> list[Message]:
-        self._settle()
+        self._runs.settle()
+        waiting = self.waiting
         taken: list[Message] = []
         runs: list[tuple[Any, list[Message]]] = []
         is_whole = self._filter is None
         """True if all that is taken is in runs."""
-        while self._given and len(taken) < count:
-            shell, message = self._given.popleft()
+        while waiting.given and len(taken) < count:
+            shell, message = waiting.given.popleft()
             if self._accepts_given(shell, message):
                 taken.append(message)
                 is_whole = False
         run_count = count if is_whole else 0
-        while self._offers and len(taken) < count:
-            shell = next(iter(self._offers))
-            del self._offers[shell]
-            left = count - len(taken)
+        while waiting.offers and len(taken) < count:
+            shell, left = waiting.take_offer(), count - len(taken)
             wanted = WorkWanted(left, left, min(left, run_count), together=True)
             try:
                 messages = self._ask(shell, wanted)
@@ -393,14 +679,20 @@ class LoopDispatch:
             _note_handed_out(shell, messages)
             if messages is shell.state.lanes.run:
                 runs.append((shell, messages))
-                self._offers.pop(shell, None)  # while the run lasts it has nothing else
+                waiting.offers.pop(shell, None)  # while the run lasts it has nothing else
                 taken += messages
             else:
                 is_whole = False
                 taken += self._select(shell, messages)
-        self._many = runs
-        self._many_taken = taken if is_whole else []
+        self._runs.many = runs
+        self._runs.many_taken = taken if is_whole else []
         return taken.copy()
+
+    def _take_arrow(self) -> ArrowBatch | None:
+        while self.waiting.offers:
+            if (batch := take_arrow(self.waiting.take_offer())) is not None:
+                return batch
+        return None
 
     def _accepts_given(self, shell: Any, message: Message) -> bool:
         if next(self._readings) >= shell.begin_until_s:
@@ -432,115 +724,54 @@ class LoopDispatch:
             if self._filter.matches(message):
                 return True
         except FilterError as error:
-            failure = self._records.build_failure(error, message.attempt)
-            self._fail(shell, message, failure, filter_error=error)
+            failure = self.failures.records.build_failure(error, message.attempt)
+            event = MessageFailed(message, failure, holds_key=True)
+            self._fail(shell, event, suffix=f": {error.message}")
             return False
         self._handle(shell, [message])
         return False
 
     def claim_columns(self) -> None:
         """Let sessions that are opened from now on hand out columns; raises as `next` does."""
-        self._check()
-        self._check_open()
-        self._check_method("batches()")
+        self._taker.check()
+        self._taker.check_open()
+        self._taker.check_method("batches()")
         if self._filter is not None:
             raise ConfigError(
                 "batches() contain every row: filter their columns, or take messages instead of "
                 "batches"
             )
         self.by_column = True
-        self._offers.clear()  # other sessions take the place of these
-        self._shells.clear()
+        self.waiting.clear()  # other sessions take the place of these
 
-    async def take_arrow(self) -> ArrowBatch:
-        """Return the next batch as Arrow columns. Raises the same errors as `next`."""
-        self._check()
-        if self._requesting.is_set():
-            raise UsageError(Reason.OTHER_TASK, "another task waits for messages of this consumer")
-        self._claim_method("batches()")
-        try:
-            while True:
-                await asyncio.sleep(0)  # before taking a batch, so that a cancellation loses none
-                self._check_open()
-                while self._offers:
-                    shell = next(iter(self._offers))
-                    del self._offers[shell]  # it offers again if it has more
-                    if (batch := take_arrow(shell)) is not None:
-                        return batch
-                await self._wait_for_work(None)
-        finally:
-            self._requesting.clear()
-
-    def _check_method(self, method: str) -> None:
-        if self._used_method and self._used_method != method:
-            self._check_open()
-            raise UsageError(
-                Reason.MIXED_USE,
-                f"{method} on a consumer whose messages are already taken by {self._used_method}",
-            )
-
-    def _claim_method(self, method: str) -> None:
-        self._check_method(method)
-        self._used_method = method
-        self._requesting.set()
-        self.current = None
+    def _claim(self, method: str, count: int = 1) -> None:
+        """Let the present task request messages: it is done with what it has."""
+        self._taker.claim(method, count)
+        self._watch.current = None
         if self._in_use:
             self._leave_used()
         for shell in list(self._due_back):
             del self._due_back[shell]
             self._give_up(shell)
 
-    def _claim_iteration(self, task: asyncio.Task[Any] | None) -> None:
-        """
-        Make `task` the iterating task, in place of the previous one.
-
-        A task that only runs `next`, such as `asyncio.wait_for` creates on Python 3.11, takes a
-        message on behalf of the task that awaits it, which stays the iterating task.
-
-        Raises:
-            UsageError: the consumer was opened in another event loop; or another task waits for a
-                message, or is still running and has not acked a message that it took.
-        """
-        self._check()
-        if self._requesting.is_set():
-            raise UsageError(
-                Reason.OTHER_TASK, "another task waits for the next message of this consumer"
-            )
-        if self._task is not None and not self._task.done():
-            if task is not None and getattr(task.get_coro(), "cr_code", None) in NEXT_CODES:
-                return
-            if unacked := self.unacked:
-                raise UsageError(
-                    Reason.OTHER_TASK,
-                    f"another task iterates over this consumer: it took "
-                    f"{counted(unacked, 'message')} that it has not acked",
-                    unacked=unacked,
-                )
-        self._task = task
-
-    def _check_open(self) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._closed:
-            raise StopAsyncIteration
-
     async def _wait_for_work(self, until_ms: int | None) -> None:
         """Wait until a message may be there, or until a time of the boot clock."""
-        self._work.clear()
-        if self._given or self._offers:
+        self.waiting.arrived.clear()
+        if self.waiting.given or self.waiting.offers:
             return
         if self.on_idle is not None:
             self.on_idle()
         remaining_s = None if until_ms is None else max(0, until_ms - self._boot_ms()) / 1000
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(remaining_s):
-                await self._work.wait()
+                await self.waiting.arrived.wait()
 
-    @property
-    def unacked(self) -> int:
-        """The number of messages handed to the user and not yet acked."""
-        self._settle()
-        return sum(len(shell.state.lanes.in_hand) for shell in self._shells) - len(self._given)
+    def _count_unacked(self) -> int:
+        """Return the number of messages handed to the user and not yet acked."""
+        self._runs.settle()
+        waiting = self.waiting
+        in_hand = sum(len(shell.state.lanes.in_hand) for shell in waiting.shells)
+        return in_hand - len(waiting.given)
 
     # ── messages of shared groups that the program goes on without ────────────────────────────────
     def _note_in_use(self, messages: list[Message]) -> None:
@@ -572,27 +803,11 @@ class LoopDispatch:
             if now_ms < flights.expiry_ms(message.offset):
                 waiting.append(message)
             else:
-                failure = self._records.build_unacked_failure(message.attempt)
-                self._outcomes.clear()
-                shell.feed(MessageExpired(message, failure))
-                self._log_outcome(message, failure, reason=failure.text)
+                failure = self.failures.records.build_unacked_failure(message.attempt)
+                self._fail(shell, MessageExpired(message, failure), reason=failure.text)
         if waiting:
             next_ms = min(flights.expiry_ms(message.offset) for message in waiting)
             self._loop.call_later((next_ms - now_ms) / 1000, self._expire, shell, waiting)
-
-    # ── runs ──────────────────────────────────────────────────────────────────────────────────────
-    def _settle(self) -> None:
-        """End the runs, so that sessions know what is handled and what is in hand."""
-        run = self._run
-        if run is not None:
-            self._run = None
-            if run.done == len(run.messages):
-                self._run_size = min(2 * self._run_size, RUN_MAX)
-            run.shell.feed(RunEnded(run.done, run.unacked is not None))
-        if self._many:
-            many, self._many, self._many_taken = self._many, [], []
-            for shell, _ in many:
-                shell.feed(RunSpread())
 
     # ── acks ──────────────────────────────────────────────────────────────────────────────────────
     async def ack(self, shell: Any, message: Message) -> None:
@@ -605,12 +820,12 @@ class LoopDispatch:
             LeaseLostError: the message is delivered to another consumer.
         """
         shell.check_can_ack(message.offset)
-        run = self._run
+        run = self._runs.iterated
         if run is not None and run.unacked is message:
             run.unacked = None
             run.done += 1
             return
-        self._settle()
+        self._runs.settle()
         if _is_in_hand(shell, message):
             self._handle(shell, [message])
         else:
@@ -621,9 +836,10 @@ class LoopDispatch:
 
     def _handle(self, shell: Any, messages: Sequence[Message]) -> None:
         """Report handled messages."""
-        if self._handler_log.has_open_failures:
+        lines = self.failures.lines
+        if lines.has_open_failures:
             for message in messages:
-                log_line(self._handler_log.record_handled(message, self._boot_ms()))
+                log_line(lines.record_handled(message, self._boot_ms()))
         shell.feed(MessagesHandled(messages))
 
     async def ack_all(self, messages: list[Message[Any]], loop_binding: LoopBinding) -> None:
@@ -635,10 +851,10 @@ class LoopDispatch:
                 is acked.
             LeaseLostError: some are delivered to another consumer; the others are acked.
         """
-        if self._many and messages == self._many_taken and self._ack_runs():
+        if self._runs.ack_many(messages):
             return
         check_handed_out(messages, loop_binding)
-        self._settle()
+        self._runs.settle()
         by_shell: dict[Any, list[Message]] = {}
         for message in messages:
             by_shell.setdefault(shell_of(message), []).append(message)
@@ -663,19 +879,6 @@ class LoopDispatch:
             first_error = first_error or result
         if first_error is not None:
             raise first_error
-
-    def _ack_runs(self) -> bool:
-        """Ack all that `getmany` has returned last. Return False if a lease has ended."""
-        many = self._many
-        try:
-            for shell, run in many:
-                shell.check_can_ack(run[0].offset)
-        except LeaseLostError:
-            return False
-        self._many, self._many_taken = [], []
-        for shell, run in many:
-            shell.feed(RunEnded(len(run)))
-        return True
 
     async def _wait_until_durable(self, shell: Any, messages: list[Message]) -> None:
         """
@@ -703,7 +906,7 @@ class LoopDispatch:
     def _ready_again(self) -> Message | None:
         """Return a message that the program may take now after it has given it back."""
         now_ms = self._boot_ms()
-        for shell in self._shells:
+        for shell in self.waiting.shells:
             lanes = shell.state.lanes
             if lanes.again:
                 return lanes.again[0]  # type: ignore[no-any-return]
@@ -722,7 +925,7 @@ class LoopDispatch:
             LeaseLostError: it is delivered to another consumer.
         """
         shell.check_can_ack(message.offset)
-        self._settle()
+        self._runs.settle()
         if not _is_in_hand(shell, message):
             if message.offset in shell.state.flights.expired:
                 return  # its broker hands it out again anyway
@@ -735,10 +938,9 @@ class LoopDispatch:
     def _nack(
         self, shell: Any, message: Message, wait_ms: int, error: BaseException | None = None
     ) -> None:
-        failure = self._records.build_nack_failure(message.attempt, error)
-        self._fail(
-            shell, message, failure, asked_ms=wait_ms, reason=None if error else failure.text
-        )
+        failure = self.failures.records.build_nack_failure(message.attempt, error)
+        reason = failure.text if error is None else None
+        self._fail(shell, MessageFailed(message, failure, wait_ms, holds_key=True), reason=reason)
 
     async def nack_all(
         self, messages: list[Message[Any]], loop_binding: LoopBinding, after_s: float
@@ -752,7 +954,7 @@ class LoopDispatch:
             LeaseLostError: some are delivered to another consumer; the others are nacked.
         """
         check_handed_out(messages, loop_binding)
-        self._settle()
+        self._runs.settle()
         wait_ms = parse_wait_ms(after_s)
         first_error: LeaseLostError | None = None
         for message in sorted(messages, key=_by_offset):
@@ -771,59 +973,23 @@ class LoopDispatch:
     def _fail(
         self,
         shell: Any,
-        message: Message,
-        failure: Failure,
+        event: MessageFailed | MessageExpired,
         *,
-        asked_ms: int | None = None,
         reason: str | None = None,
-        filter_error: FilterError | None = None,
+        suffix: str = "",
     ) -> None:
         """Report a failed attempt, and log what becomes of the message."""
-        self._outcomes.clear()
-        shell.feed(MessageFailed(message, failure, asked_ms, holds_key=True))
-        _note_given_back(shell, [message])
-        self._log_outcome(message, failure, reason=reason, filter_error=filter_error)
-
-    def _log_outcome(
-        self,
-        message: Message,
-        failure: Failure,
-        *,
-        reason: str | None,
-        filter_error: FilterError | None = None,
-    ) -> None:
-        """Log what becomes of a message whose attempt has failed."""
-        shell, now_ms = shell_of(message), self._boot_ms()
-        if not self._outcomes:
-            log_line(self._handler_log.record_given_up(message, now_ms))
-            return
-        outcome = self._outcomes.pop()
-        _note_given_back(shell, outcome.returned)
-        pause_ms = outcome.pause_ms
-        if outcome.treatment is Treatment.AGAIN:
-            line = self._handler_log.record_failure(
-                message,
-                failure.kind,
-                now_ms,
-                pause_ms or 0,
-                asked_for=reason,
-                sealed=shell.state.offsets.end_offset is not None,
-            )
-        else:
-            with_key = outcome.treatment is Treatment.PARKED
-            line = self._handler_log.record_set_aside(
-                message, failure.kind, now_ms, with_key=with_key, pause_ms=pause_ms
-            )
-        if line is not None and filter_error is not None:
-            line = replace(line, text=f"{line.text}: {filter_error.message}")
-        log_line(line)
+        given_back = self.failures.report(shell, event, reason=reason, suffix=suffix)
+        if isinstance(event, MessageFailed):
+            _note_given_back(shell, [event.message])
+        _note_given_back(shell, given_back)
 
     def put_back(self, messages: Message | list[Message] | ArrowBatch) -> None:
         """Take back messages that never reached the program. They are delivered next, and the
         attempt does not count.
         """
-        self._settle()
-        self.current = None
+        self._runs.settle()
+        self._watch.current = None
         if isinstance(messages, ArrowBatch):
             messages.put_back()
             return
@@ -845,8 +1011,8 @@ class LoopDispatch:
         was handling. An error that a signal raises is not counted either: a cancellation, a
         KeyboardInterrupt, or a SystemExit whose code means success or a signal.
         """
-        message = self.current
-        if message is None or self.unacked != 1:
+        message = self._watch.current
+        if message is None or self._count_unacked() != 1:
             return
         if isinstance(error, asyncio.CancelledError) or is_signal(error):
             return
@@ -864,7 +1030,7 @@ class LoopDispatch:
         `handover_ms` or after the end of the lease, or after `leave`.
         """
         self.forget(shell)
-        for line in self._handler_log.record_all_given_up(
+        for line in self.failures.lines.record_all_given_up(
             lambda message: shell_of(message) is shell, self._boot_ms()
         ):
             log_line(line)
@@ -873,9 +1039,9 @@ class LoopDispatch:
         try:
             await self._wait_quiet(shell)
         finally:
-            self._shells.pop(shell, None)
+            self.waiting.shells.pop(shell, None)
             self._due_back.pop(shell, None)
-            self._held_longest.pop(shell, None)
+            self._watch.forget(shell)
 
     async def _wait_quiet(self, shell: Any) -> None:
         try:
@@ -894,37 +1060,34 @@ class LoopDispatch:
         """Hand out no more messages, and wait up to `handover_ms` for the loop body to request the
         next one.
         """
-        self._closed = True
-        self._work.set()
-        if self._requesting.is_set():
+        self._taker.is_closed = True
+        self.waiting.arrived.set()
+        if self._taker.requesting.is_set():
             return
         async with Race() as race:
-            race.start(self._requesting.wait())
+            race.start(self._taker.requesting.wait())
             await race.first(self._handover_ms)
 
     def leave(self) -> None:
         """Stop hand-overs from waiting for taken messages, because the consumer is closing."""
         self._is_leaving = True
-        for shell in list(self._shells):
+        for shell in list(self.waiting.shells):
             if not shell.state.tenure.is_live:
                 self._give_up(shell)
 
     def fail(self, error: BaseException) -> None:
         """End the iteration with `error`."""
-        self._error = error
-        self._work.set()
+        self._taker.error = error
+        self.waiting.arrived.set()
 
     async def close(self) -> None:
         """End the iteration."""
-        self._settle()
-        self._closed = True
-        self._given.clear()
-        self._offers.clear()
-        self._shells.clear()
-        self._checked_message = None  # it refers to the consumer
-        self._held_longest.clear()
+        self._runs.settle()
+        self._taker.is_closed = True
+        self.waiting.clear()
+        self._watch.clear()
         self._in_use.clear()
-        self._work.set()
+        self.waiting.arrived.set()
 
     # ── logging ───────────────────────────────────────────────────────────────────────────────────
     @property
@@ -932,9 +1095,7 @@ class LoopDispatch:
         """The message in the loop body, with the milliseconds for which it is known to have been
         there.
         """
-        if self.current is None or self.current is not self._checked_message:
-            return []
-        return [(self.current, self._boot_ms() - self._checked_since_ms)]
+        return self._watch.list_running(self._boot_ms())
 
     @property
     def end_of_wait(self) -> str:
@@ -945,75 +1106,24 @@ class LoopDispatch:
         """Log and report messages that the program has held for a long time, and warn about a
         consumer that is never iterated. Call this about once a second.
         """
-        now_ms = self._boot_ms()
-        self._settle()
-        self._report_held(now_ms)
-        if self.current is not None and self.current is self._checked_message:
-            line = self._handler_log.record_running(
-                self._checked_message, self._checked_since_ms, now_ms
-            )
-        else:
-            previous = self._checked_message
-            line = None if previous is None else self._handler_log.record_stopped(previous, now_ms)
-            self._checked_message = self.current
-            self._checked_since_ms = now_ms
-        log_line(line)
-        log_line(self._handler_log.build_summary(now_ms))
-        if not self._used_method and self._offers:
-            first = next(iter(self._offers))
-            waiting = sum(shell.state.intake.held for shell in self._shells)
-            name = consumer_name(first.delivery.subject, first.delivery.group)
-            self._idle_warnings.warn_if_not_iterated(name, waiting, now_ms)
-        waits = self._requesting.is_set() and not (self._given or self._offers)
-        blocking, waiting = self._find_blocking() if waits else (None, 0)
-        self._idle_warnings.warn_if_not_acked(blocking, waiting, self._used_method, now_ms)
-
-    def _report_held(self, now_ms: int) -> None:
-        """Report the message of each partition that the program has had for longest."""
-        previous, self._held_longest = self._held_longest, {}
-        given = {id(message) for _, message in self._given}
-        for shell in self._shells:
-            in_hand = shell.state.lanes.in_hand.values()
-            message = next((each for each in in_hand if id(each) not in given), None)
-            if message is None:
-                continue
-            held = previous.get(shell)
-            if held is None or held[0] is not message or held[1] != message.attempt:
-                held = message, message.attempt, now_ms
-            self._held_longest[shell] = held
-            if now_ms - held[2] >= HANGS_MS:
-                failure = self._records.build_hang_failure(
-                    "the program has not acked it", message.attempt
-                )
-                shell.feed(MessageHangs(message, failure, now_ms - held[2]))
-
-    def _find_blocking(self) -> tuple[Message | None, int]:
-        """Return the message in hand whose ack the largest number of others wait for, and the
-        number of all that wait.
-        """
-        blocking, longest, waiting = None, 0, 0
-        for shell in self._shells:
-            lanes = shell.state.lanes
-            queues = {key: len(queue) for key, queue in lanes.busy.items() if queue}
-            for message in lanes.in_hand.values() if queues else ():
-                count = queues.pop(message.key, 0)
-                waiting += count
-                if count > longest:
-                    blocking, longest = message, count
-        return blocking, waiting
+        self._runs.settle()
+        self._watch.check(self.waiting, self._taker, self._boot_ms())
 
 
-class IterationRun:
-    """A run from which `async for` takes: its first `done` messages are acked."""
-
-    __slots__ = ("done", "messages", "shell", "unacked")
-
-    def __init__(self, shell: Any, messages: list[Message]) -> None:
-        self.shell = shell
-        self.messages = messages
-        self.done = 0
-        self.unacked: Message | None = messages[0]
-        """What the loop body has."""
+def _find_blocking(shells: Iterable[Any]) -> tuple[Message | None, int]:
+    """Return the message in hand whose ack the largest number of others wait for, and the number
+    of all that wait.
+    """
+    blocking, longest, waiting = None, 0, 0
+    for shell in shells:
+        lanes = shell.state.lanes
+        queues = {key: len(queue) for key, queue in lanes.busy.items() if queue}
+        for message in lanes.in_hand.values() if queues else ():
+            count = queues.pop(message.key, 0)
+            waiting += count
+            if count > longest:
+                blocking, longest = message, count
+    return blocking, waiting
 
 
 def _range_limit_error(partition_id: int, offset: int) -> OverloadedError:

@@ -26,31 +26,26 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 
 from ...protocol.clock import Clock, boot_seconds
 from ...protocol.errors import HandlerTimeoutError, Reason, UsageError
 from ...protocol.message import Message
-from ...protocol.text import format_seconds
+from ...protocol.parked import HANGS_MS
+from ...protocol.text import counted, format_seconds
 from ...rpc.race import start_task
 from ..handed_out import shell_of
 from ..log_names import message_name
-from ..session.events import FailureOutcome, MessageHangs
+from ..session.events import MessageHangs, MessagesReturned
 from ..settings import AckMode
-from .failed_attempts import FailedAttempts, log_line
-from .failing import FailureRecords
+from .failures import FailedAttempts, FailureRecords, log_line
 from .handler_log import HandlerLog
-from .not_acked import is_signal
+from .handlers import is_async, is_signal
 from .offers import OfferingShell, PartitionOffers
-from .worker_task import (
-    IdleWorkers,
-    WorkerTask,
-    check_worker,
-    current_task,
-    is_coroutine_closed,
-)
 
 log = logging.getLogger("keylane.consumer")
+_IGNORED_EXIT = "coroutine ignored GeneratorExit"
+"""Python's error message for a coroutine that awaits something after it was closed."""
 TURN_S = 0.005
 """The time in seconds after which a worker yields, so that heartbeats and answers have a turn."""
 CANCEL_WARN_MS = 5_000
@@ -68,45 +63,168 @@ TIMEOUT_CHECK_S.
 """
 
 
-class Worker(WorkerTask):
-    """What one worker has."""
+class Worker:
+    """What one worker has, and for how long."""
 
-    __slots__ = ("shell",)
+    __slots__ = (
+        "cancelled_message",
+        "message",
+        "messages",
+        "seen",
+        "shell",
+        "task",
+        "timed_out_message",
+    )
 
     def __init__(self) -> None:
-        super().__init__()
+        self.message: Message | None = None
+        """The message whose handler is running; of a batch, the first one."""
+        self.messages: list[Message] | None = None
+        """The batch whose handler is running; None if it is a handler of one message."""
         self.shell: OfferingShell | None = None
         """The partition of `message`."""
+        self.cancelled_message: Message | None = None
+        """The message whose handler was asked to cancel, until the request is withdrawn."""
+        self.task: asyncio.Task[None] | None = None
+        self.seen: tuple[Message, int, int] | None = None
+        """The message at the last check, its attempt, and the time when it was first seen."""
+        self.timed_out_message: Message | None = None
+        """The message whose handler has exceeded its timeout."""
+
+    def forget_checks(self) -> None:
+        """Drop the checked messages: they refer to the consumer, and the garbage collector does not
+        track messages.
+        """
+        self.seen = self.timed_out_message = None
+
+    def cancel_handler(self) -> None:
+        """Request the cancellation of the running handler."""
+        assert self.task is not None
+        self.cancelled_message = self.message
+        self.task.cancel()
+
+    def measure_running_ms(self, now_ms: int) -> int:
+        """Return how long the handler is known to have been running, in milliseconds. Called by
+        each check.
+        """
+        message, seen = self.message, self.seen
+        if message is None:
+            self.seen = None
+            return 0
+        if seen is None or seen[0] is not message or seen[1] != message.attempt:
+            self.seen = (message, message.attempt, now_ms)
+            self.timed_out_message = None
+            return 0
+        return now_ms - seen[2]
+
+    def uncancel(self) -> None:
+        """Withdraw all cancel requests: the handler they were meant for has ended."""
+        self.cancelled_message = None
+        assert self.task is not None
+        while self.task.uncancel():
+            pass
 
 
-class WorkerJobs(Protocol):
-    """What the workers of a pool take, and what becomes of it."""
+class IdleWorkers:
+    """
+    The idle workers of a consumer, woken in LIFO order.
 
-    in_batches: bool
+    Wake-ups of busy workers are not stored: a worker looks for messages immediately before it
+    waits, without yielding to the event loop in between.
+    """
+
+    __slots__ = ("on_idle", "waiting")
+
+    def __init__(self) -> None:
+        self.on_idle: Callable[[], None] | None = None
+        """Called when a worker becomes idle."""
+        self.waiting: dict[asyncio.Future[None], None] = {}
+        """The futures of the idle workers."""
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def wake_one(self) -> None:
+        """Wake an idle worker."""
+        while self.waiting:
+            waiter = self.waiting.popitem()[0]
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    async def wait(self) -> None:
+        """Wait until this worker is woken."""
+        waiter = asyncio.get_running_loop().create_future()
+        self.waiting[waiter] = None
+        if self.on_idle is not None:
+            self.on_idle()
+        try:
+            await waiter
+        except BaseException:
+            if waiter in self.waiting:
+                del self.waiting[waiter]
+            else:
+                self.wake_one()  # pass the wake-up on to another worker
+            raise
+
+
+class WorkerJobs:
+    """
+    What the workers of a pool take, and what becomes of it: messages, or whole batches. A batch is
+    known by its first message, which log lines and operators see.
+    """
+
+    in_batches = False
     """True: sessions hand out batches."""
 
-    given: deque[tuple[OfferingShell, Any]]
-    """Messages or batches that were handed out and have no worker, each with its partition."""
-
-    def accept(self, shell: OfferingShell, messages: list[Message]) -> None:
-        """Accept what a session has handed out, and wake workers for it."""
-        ...
+    def __init__(self, handler: Callable[[Any], Any], pool: WorkerPool) -> None:
+        self.handler = handler
+        self.is_async = is_async(handler)
+        self.pool = pool
+        self.given: deque[tuple[OfferingShell, Any]] = deque()
+        """Messages or batches that were handed out and have no worker, each with its partition."""
 
     def next_job(self, worker: Worker) -> Coroutine[Any, Any, None] | None:
         """Return what a worker does next; None: there is nothing."""
-        ...
+        raise NotImplementedError
 
-    def fail(self, worker: Worker, error: BaseException) -> None:
-        """Report the failed attempt of what a worker has."""
-        ...
-
-    def give_back(self, worker: Worker) -> None:
-        """Return what a worker has to its session; no attempt counts."""
-        ...
+    def add_given(self, shell: OfferingShell, messages: list[Message], *, taken: int = 0) -> None:
+        """Accept what a session has handed out, and wake workers for it, except for the first
+        `taken` ones.
+        """
+        jobs: list[Any] = [messages] if self.in_batches else messages
+        for first in messages[:1] if self.in_batches else messages:
+            if first.attempt != 1:
+                self.pool.offers.retry_share.take(id(first))
+        self.given.extend([(shell, job) for job in jobs])
+        self.pool.watch_timeouts()
+        for _ in jobs[taken:]:
+            self.pool.idle.wake_one()
 
     def give_back_given(self, shell: OfferingShell) -> None:
         """Return what a partition has handed out and no worker has."""
-        ...
+        given = [job for each, job in self.given if each is shell]
+        if given:
+            self.given = deque(pair for pair in self.given if pair[0] is not shell)
+            self.give_back(shell, given)
+
+    def give_back(self, shell: OfferingShell, jobs: list[Any]) -> None:
+        """Return messages, or batches, to their session; no attempt counts."""
+        offers = self.pool.offers
+        for job in jobs:
+            first: Message = job[0] if self.in_batches else job
+            if first.attempt != 1:
+                offers.end_retry(first)
+        for event in map(MessagesReturned, jobs if self.in_batches else [jobs]):
+            shell.feed(event)
+        if offers.limited:
+            offers.release()
+
+    def take_back(self, worker: Worker) -> Any:
+        """Take what a worker has, and return it; None if it has nothing."""
+        job = worker.message if worker.messages is None else worker.messages
+        worker.message = worker.messages = None
+        return job
 
 
 class WorkerPool:
@@ -166,12 +284,6 @@ class WorkerPool:
         for index, worker in enumerate(self.workers):
             worker.task = start_task(self._run(worker), name=f"handler {index}")
 
-    def pause(self, partition_id: int) -> None:
-        """Nothing: the session hands out nothing while its partition is paused."""
-
-    def resume(self, partition_id: int) -> None:
-        """Nothing: the session offers its messages again."""
-
     # ── shared groups ─────────────────────────────────────────────────────────────────────────────
     @property
     def on_idle(self) -> Callable[[], None] | None:
@@ -199,7 +311,7 @@ class WorkerPool:
 
     def hand_out(self, shell: OfferingShell, messages: list[Message]) -> None:
         """Accept messages that no worker has asked for."""
-        self._jobs.accept(shell, messages)
+        self._jobs.add_given(shell, messages)
         if self.offers.are_over:
             self._return_unbegun(shell)
 
@@ -213,10 +325,6 @@ class WorkerPool:
         for worker in self.workers:
             if worker.shell is shell and worker.message is not None:
                 worker.cancel_handler()
-
-    def note_outcome(self, outcome: FailureOutcome) -> None:
-        """Note what becomes of a failed message, for the log."""
-        self.failures.note_outcome(outcome)
 
     def forget(self, shell: OfferingShell) -> None:
         """Note that a partition is being handed over: it offers nothing more, and its failed
@@ -254,18 +362,18 @@ class WorkerPool:
         except GeneratorExit:
             raise
         except asyncio.CancelledError:
-            self._jobs.give_back(worker)
+            self._give_back(worker)
             if not self._closed:
                 # Probably the program and its event loop are ending. If not, end the consumer,
                 # because it must not continue without a worker.
                 self._loop.call_later(CANCELLED_WAIT_S, self._on_cancelled)
             raise
         except BaseException as error:
-            self._begin_no_more()
+            self.begin_no_more()
             try:
                 self._record_crash(worker, error)
             finally:
-                self._jobs.give_back(worker)
+                self._give_back(worker)
                 self._on_crash(error)
             if not isinstance(error, KeyboardInterrupt | SystemExit):
                 raise  # these two would end the event loop before the hand-over
@@ -298,9 +406,9 @@ class WorkerPool:
         """
         now_ms = self.boot_ms()
         return [
-            (message, now_ms - worker.checked_since_ms)
+            (seen[0], now_ms - seen[2])
             for worker in self.workers
-            if (message := worker.message) is not None and message is worker.checked_message
+            if (seen := worker.seen) is not None and seen[0] is worker.message
         ]
 
     @property
@@ -333,7 +441,7 @@ class WorkerPool:
                 assert message is not None
                 worker.uncancel()
                 self._log_cancelled(worker, message)
-                self._jobs.give_back(worker)
+                self._give_back(worker)
                 return
         assert worker.task is not None
         if (is_timed_out or worker.task.cancelling()) and not is_closed:
@@ -344,7 +452,24 @@ class WorkerPool:
         worker.timed_out_message = None
         if is_closed or not isinstance(error, Exception | asyncio.CancelledError):
             raise error  # `_run`, the worker's outermost coroutine, handles it
-        self._jobs.fail(worker, error)
+        self._fail(worker, error)
+
+    def _fail(self, worker: Worker, error: BaseException) -> None:
+        """Report the failed attempt of what a worker has."""
+        shell, job = worker.shell, self._jobs.take_back(worker)
+        assert shell is not None
+        first = job[0] if self.in_batches else job
+        if first.attempt != 1:
+            self.offers.end_retry(first)
+        if self.offers.limited:
+            self.offers.release()
+        self.failures.report_error(shell, job, error)
+
+    def _give_back(self, worker: Worker) -> None:
+        """Return what a worker has to its session; no attempt counts."""
+        shell, job = worker.shell, self._jobs.take_back(worker)
+        if job is not None and shell is not None:
+            self._jobs.give_back(shell, [job])
 
     def _log_cancelled(self, worker: Worker, message: Message) -> None:
         assert worker.shell is not None
@@ -370,16 +495,16 @@ class WorkerPool:
         must_end = self._closed or worker.message is None or current_task() is not worker.task
         if must_end or not is_coroutine_closed(error):
             raise error
-        self._jobs.fail(worker, error)
+        self._fail(worker, error)
 
     def _record_crash(self, worker: Worker, error: BaseException) -> None:
         """Report the attempt of a handler whose error closes the consumer, so that the next owner
         continues the count.
         """
         if worker.message is not None and not isinstance(error, Exception) and not is_signal(error):
-            self._jobs.fail(worker, error)
+            self._fail(worker, error)
 
-    def _begin_no_more(self) -> None:
+    def begin_no_more(self) -> None:
         """Let no handler begin, because the consumer ends: the next owners get the messages."""
         self.offers.end()
         for shell in dict.fromkeys(shell for shell, _ in self._jobs.given):
@@ -476,9 +601,18 @@ class WorkerPool:
         """
         now_ms = self.boot_ms()
         lines, records = self.failures.lines, self.failures.records
+        running: list[Message] = []
         for worker in self.workers:
-            if worker.message is not None or worker.checked_message is not None:
-                log_line(check_worker(worker, lines, records, now_ms))
+            running_ms, message = worker.measure_running_ms(now_ms), worker.message
+            if message is None:
+                continue
+            running.append(message)
+            if running_ms >= HANGS_MS:
+                failure = records.build_hang_failure(_describe_hang(worker), message.attempt)
+                shell_of(message).feed(MessageHangs(message, failure, running_ms))
+            log_line(lines.record_running(message, now_ms - running_ms, now_ms))
+        for line in lines.record_stopped(running, now_ms):
+            log_line(line)
         log_line(lines.build_summary(now_ms))
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────
@@ -532,3 +666,27 @@ class WorkerPool:
         await asyncio.gather(*tasks, return_exceptions=True)
         for worker in self.workers:
             worker.forget_checks()
+
+
+def is_coroutine_closed(error: BaseException) -> bool:
+    """Return True for the error of a closed coroutine, after which neither it nor its callers may
+    await anything.
+    """
+    ignored = isinstance(error, RuntimeError) and error.args == (_IGNORED_EXIT,)
+    return ignored or isinstance(error, GeneratorExit)
+
+
+def current_task() -> asyncio.Task[object] | None:
+    """Return the running task, or None outside an event loop."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+def _describe_hang(worker: Worker) -> str:
+    if worker.messages is None:
+        return "its handler has not returned"
+    return (
+        f"the handler of its batch of {counted(len(worker.messages), 'message')} has not returned"
+    )

@@ -745,6 +745,38 @@ async def test_consumer_of_several_subjects_ends_when_one_of_its_functions_ends_
         assert (await shop.admin.describe_group("payments", BILLING)).sessions == 0
 
 
+async def test_no_function_of_a_consumer_begins_once_one_has_ended_the_program(
+    keylane_cluster: VirtualCluster,
+):
+    booked: list[str] = []
+    ended = asyncio.Event()
+    async with open_shop(keylane_cluster) as shop:
+        await keylane_cluster.create_subject("payments")
+        await shop.place("anna-1", "bob-1", "carl-1", subject="payments")
+
+        async def work() -> None:
+            consumer = Consumer(keylane_cluster.address, settings=ConsumerSettings(concurrency=1))
+
+            @consumer.on(ORDERS, group=BILLING)
+            async def bill(_message: Message) -> None:
+                ended.set()
+                raise SystemExit(3)
+
+            @consumer.on("payments", group=BILLING)
+            async def book(message: Message) -> None:
+                booked.append(message.value.decode())
+                await ended.wait()
+
+            await consumer.run()
+
+        biller = shop.start(work)
+        await keylane_cluster.until(lambda: booked)
+        await shop.place("anna-1")
+        with pytest.raises(SystemExit):
+            await biller.wait()
+        assert len(booked) == 1
+
+
 async def test_process_of_the_same_instance_takes_the_place_of_its_predecessor_at_once(
     keylane_cluster: VirtualCluster,
 ):

@@ -12,9 +12,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from keylane.consumer.dispatch.batch import BatchJobs
-from keylane.consumer.dispatch.failing import FailureRecords
-from keylane.consumer.dispatch.handler import MessageJobs
+from keylane.consumer.dispatch.failures import FailureRecords
+from keylane.consumer.dispatch.jobs import BatchJobs, MessageJobs
 from keylane.consumer.dispatch.workers import WorkerPool
 from keylane.consumer.session.events import (
     CancelHandlers,
@@ -213,7 +212,7 @@ class SteppedShell:
         ready = step(self.state, event, self._boot_ms())
         for note in ready.notes:
             if isinstance(note, FailureOutcome):
-                self._pool.note_outcome(note)
+                self._pool.failures.note_outcome(note)
             else:
                 self.notes.append(note)
         for request in ready.requests:

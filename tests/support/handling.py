@@ -9,9 +9,8 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from keylane.consumer.dispatch.batch import BatchJobs
-from keylane.consumer.dispatch.failing import FailureRecords
-from keylane.consumer.dispatch.handler import MessageJobs
+from keylane.consumer.dispatch.failures import FailureRecords
+from keylane.consumer.dispatch.jobs import BatchJobs, MessageJobs
 from keylane.consumer.dispatch.workers import WorkerPool
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff

@@ -377,7 +377,7 @@ def has_opened(host: ConsumerHost) -> bool:
     dispatch = None if opening is None else opening.dispatcher
     if not isinstance(dispatch, LoopDispatch):
         return False
-    shells = list(dispatch._shells)
+    shells = list(dispatch.waiting.shells)
     has_any = any(shell.state.lanes.opened for shell in shells)
     return has_any and not any(shell.gate.is_paused for shell in shells)
 

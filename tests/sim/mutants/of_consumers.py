@@ -8,8 +8,8 @@ from typing import Any
 
 from keylane.consumer import session_shell
 from keylane.consumer.client import Consumer
-from keylane.consumer.dispatch import batch, handler
-from keylane.consumer.dispatch.handler import MessageJobs
+from keylane.consumer.dispatch import jobs
+from keylane.consumer.dispatch.jobs import MessageJobs
 from keylane.consumer.dispatch.loop import LoopDispatch
 from keylane.consumer.group.assignments import Assignments
 from keylane.consumer.group.hand_overs import HandOvers
@@ -286,8 +286,7 @@ def awaitables_are_not_awaited(patches: Patches) -> None:
     async def await_result(result: Any) -> None:
         left.append(asyncio.ensure_future(result))
 
-    patches.set(handler, "await_result", await_result)
-    patches.set(batch, "await_result", await_result)
+    patches.set(jobs, "await_result", await_result)
 
 
 def room_of_pulls_is_never_free(patches: Patches) -> None:

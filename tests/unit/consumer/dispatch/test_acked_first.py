@@ -9,7 +9,7 @@ import logging
 
 import pytest
 
-from keylane.consumer.dispatch.failed_attempts import LOST_LOG_MS
+from keylane.consumer.dispatch.failures import LOST_LOG_MS
 from keylane.protocol.message import Message
 from sim.machines.clock import ManualClock
 from support.cluster import eventually

@@ -13,7 +13,7 @@ import pytest
 
 from keylane.consumer import ConsumerSettings
 from keylane.consumer.dispatch.arrow import take_arrow
-from keylane.consumer.dispatch.failing import FailureRecords
+from keylane.consumer.dispatch.failures import FailureRecords
 from keylane.consumer.dispatch.loop import LoopDispatch
 from keylane.consumer.session.lanes import PART_BYTES_MAX
 from keylane.consumer.session_shell import SessionShell

@@ -12,7 +12,7 @@ import pytest
 
 from keylane import NACK, Message, Retry
 from keylane.consumer.dispatch import workers as workers_module
-from keylane.consumer.dispatch.filtered import filtered_batches
+from keylane.consumer.dispatch.handlers import filtered_batches
 from keylane.consumer.dispatch.threads import HandlerThreads
 from keylane.consumer.filter import MessageFilter
 from keylane.protocol.text import key_digest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keylane.consumer.dispatch.failing import FailureRecords
+from keylane.consumer.dispatch.failures import FailureRecords
 from keylane.protocol.parked import FAILURE_TEXT_CHARS_MAX
 
 RECORDS = FailureRecords(client="host:1", wall_ms=lambda: 77)

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from keylane.consumer.dispatch.filtered import filtered, filtered_batches
-from keylane.consumer.dispatch.handlers import await_result, is_async
+from keylane.consumer.dispatch.handlers import await_result, filtered, filtered_batches, is_async
 from keylane.consumer.filter import MessageFilter
 from keylane.protocol.errors import FilterError
 from keylane.protocol.message import Message

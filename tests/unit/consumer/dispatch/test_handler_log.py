@@ -142,7 +142,7 @@ def test_hanging_handler_is_logged_while_it_runs_and_at_its_end():
         if handler_log.record_running(hanging, NOW_MS, NOW_MS + 1_000 * second) is not None
     ]
     assert told_s == [HANGS_MS // 1000, 20, 40, 80, 160]
-    text = text_of(handler_log.record_stopped(hanging, NOW_MS + 200_000))
+    text = text_of(*handler_log.record_stopped([], NOW_MS + 200_000))
     assert text.endswith("is handled after 1 attempt and 200 s")
 
 
@@ -153,7 +153,7 @@ def test_hanging_handler_that_fails_is_logged_as_one_trouble():
     text = text_of(handler_log.record_running(hanging, NOW_MS, NOW_MS + 12_000))
     assert "has been running for 12 s" in text
     handler_log.record_failure(hanging, "TimeoutError", NOW_MS + 13_000, 100)
-    assert handler_log.record_stopped(hanging, NOW_MS + 14_000) is None, "it waits for its next try"
+    assert not handler_log.record_stopped([], NOW_MS + 14_000), "it waits for its next try"
     hanging.attempt = 2
     assert "2 attempts and 15 s" in text_of(handler_log.record_handled(hanging, NOW_MS + 15_000))
 
@@ -242,12 +242,15 @@ def test_every_logged_trouble_ends_once(steps: list[tuple[str, int, int]]):
                 told.add(offset)
         elif call == "sum":
             handler_log.build_summary(now_ms)
-        else:
-            ended = getattr(handler_log, f"record_{call}")(trouble, now_ms)
-            if ended is not None:
+        elif call == "stopped":
+            others = [message(number) for number in range(31) if number != offset]
+            if handler_log.record_stopped(others, now_ms):
                 assert offset in told
-            if call != "stopped" or ended is not None:
                 told.discard(offset)
+        else:
+            if getattr(handler_log, f"record_{call}")(trouble, now_ms) is not None:
+                assert offset in told
+            told.discard(offset)
     for offset in range(31):
         handler_log.record_handled(message(offset), now_ms)
     handler_log.build_summary(now_ms, last=True)

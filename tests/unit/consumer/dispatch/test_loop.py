@@ -10,7 +10,7 @@ import pytest
 
 from keylane import Consumer, InvalidRequestError, LeaseLostError, Message, Producer
 from keylane.consumer import ConsumerSettings
-from keylane.consumer.dispatch.failing import FailureRecords
+from keylane.consumer.dispatch.failures import FailureRecords
 from keylane.consumer.dispatch.loop import LoopDispatch
 from keylane.consumer.session.events import RunEnded, RunSpread, WorkWanted
 from keylane.errors import Reason, UsageError

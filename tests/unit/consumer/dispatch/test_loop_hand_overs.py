@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from keylane import Consumer, ConsumerSettings, LeaseLostError
-from keylane.consumer.dispatch.failing import FailureRecords
+from keylane.consumer.dispatch.failures import FailureRecords
 from keylane.consumer.dispatch.loop import LoopDispatch
 from keylane.consumer.handed_out import shell_of
 from keylane.errors import Reason
@@ -163,7 +163,7 @@ async def test_no_message_is_taken_after_the_end_of_the_lease():
         await eventually(lambda: len(shell.state.lanes.stored) == 4)
         message = await loop.next()
         await loop.ack(shell, message)
-        assert loop._run is not None
+        assert loop._runs.iterated is not None
         shell.begin_until_s = 0.0
         shell.state.tenure.until_ms = 0
         assert loop.take_unregistered() is None

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from keylane.consumer.dispatch.not_acked import (
+from keylane.consumer.dispatch.handlers import (
     NACK,
     SHORTEST_MS_MAX,
     Retry,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from keylane.consumer.dispatch.retry_share import (
+from keylane.consumer.dispatch.offers import (
     LONG_MS,
     PAUSE_MAX_MS,
     TIME_DIVISOR,

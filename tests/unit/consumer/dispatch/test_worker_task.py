@@ -7,8 +7,8 @@ from itertools import groupby
 
 import pytest
 
-from keylane.consumer.dispatch.handler import MESSAGES_PER_TURN
-from keylane.consumer.dispatch.worker_task import IdleWorkers
+from keylane.consumer.dispatch.jobs import MESSAGES_PER_TURN
+from keylane.consumer.dispatch.workers import IdleWorkers
 from keylane.consumer.session.events import LeaseGranted
 from keylane.protocol.message import Message
 from sim.machines.clock import ManualClock

@@ -1,32 +1,33 @@
 """
-What the workers of a handler of one message take: runs and bundles.
+What the workers of a handler take: messages, in runs and bundles, or batches.
 
     a partition offers ─▶ a worker asks ─┬─ a run, which it handles one after another
-                                         ╰─ a bundle, from which all workers take
+                                         ├─ a bundle, from which all workers take
+                                         ╰─ a batch: handled, failed or returned as a whole
 
 A handler runs in its worker's task. While no handler waits, one worker handles a run after another
 without a look at any key. When one waits, the run ends there, and the workers share bundles of
 messages whose keys differ. What is handled is reported at the latest in the next iteration of the
-event loop, for all workers together, and brings the next bundle.
+event loop, for all workers together, and brings the next bundle. What becomes of a batch that has
+failed, whole or in halves, is decided in its session.
 
 Invariants
-    The lease's end is checked before every attempt; a handler never starts after it. A message is
-    handled only when its handler has returned and any awaitable result has been awaited.
+    The lease's end is checked before every attempt; a handler never starts after it. Messages are
+    handled only when their handler has returned and any awaitable result has been awaited.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Coroutine
 from typing import Any
 
 from ...protocol.message import Message
-from ..session.events import MessagesHandled, MessagesReturned, RunEnded
-from .failed_attempts import log_line
-from .handlers import Handler, await_result, is_async
+from ..session.events import MessagesHandled, RunEnded
+from .failures import log_line
+from .handlers import Handler, await_result
 from .offers import OfferingShell
-from .workers import TURN_S, Worker, WorkerPool
+from .workers import TURN_S, Worker, WorkerJobs, WorkerPool
 
 RUN_MIN = 16
 """The number of messages in the first run, and in the next one after a handler has waited."""
@@ -39,20 +40,11 @@ MESSAGES_PER_TURN = 256
 """The number of messages of bundles after which a worker yields to the event loop."""
 
 
-class MessageJobs:
+class MessageJobs(WorkerJobs):
     """Hands messages one by one to `handler`, in the workers of `pool`."""
 
-    in_batches = False
-
     def __init__(self, handler: Handler[Any], pool: WorkerPool) -> None:
-        self._handler = handler
-        self._is_async = is_async(handler)
-        self._pool = pool
-        self._idle = pool.idle
-        self._offers = pool.offers
-        self._readings = pool.readings
-        self.given: deque[tuple[OfferingShell, Message]] = deque()
-        """Messages that were handed out and have no worker."""
+        super().__init__(handler, pool)
         self._unreported: dict[OfferingShell, list[Message]] = {}
         """The messages of each partition whose handlers have returned, and that its session does
         not know of.
@@ -65,66 +57,38 @@ class MessageJobs:
         self._bundle_size = min(BUNDLES_PER_WORKER * len(pool.workers), BUNDLE_MAX)
         self._loop = asyncio.get_running_loop()
 
-    def accept(self, shell: OfferingShell, messages: list[Message]) -> None:
-        """Accept what a session has handed out, and wake a worker for each message."""
-        self._accept(shell, messages)
-        for _ in messages:
-            self._idle.wake_one()
-
-    def _accept(self, shell: OfferingShell, messages: list[Message]) -> None:
-        for message in messages:
-            if message.attempt != 1:
-                self._offers.retry_share.take(id(message))
-        self.given.extend([(shell, message) for message in messages])
-        self._pool.watch_timeouts()
-
-    def give_back_given(self, shell: OfferingShell) -> None:
-        """Return what a partition has handed out and no worker has."""
-        given = [message for each, message in self.given if each is shell]
-        if given:
-            self.given = deque(pair for pair in self.given if pair[0] is not shell)
-            self._return(shell, given)
-
-    def _return(self, shell: OfferingShell, messages: list[Message]) -> None:
-        now_ms = self._pool.boot_ms()
-        for message in messages:
-            self._offers.retry_share.end(id(message), now_ms)
-        shell.feed(MessagesReturned(messages))
-        if self._offers.limited:
-            self._offers.release()
-
     def next_job(self, worker: Worker) -> Coroutine[Any, Any, None] | None:
         """Return what a worker does next; None: there is nothing."""
         if self.given:
             return self._handle_given(worker)
-        return self._take(worker) if self._offers.ready else None
+        return self._take(worker) if self.pool.offers.ready else None
 
     async def _take(self, worker: Worker) -> None:
         """Ask the partition whose turn it is."""
         if self._running is not None:
             self._interrupt(self._running)
-        run_size = self._run_size if self._pool.is_alone(worker) else 0
-        shell, messages = self._offers.ask_next(self._bundle_size, run_size, given=len(self.given))
+        run_size = self._run_size if self.pool.is_alone(worker) else 0
+        shell, messages = self.pool.offers.ask_next(
+            self._bundle_size, run_size, given=len(self.given)
+        )
         if messages and messages is shell.state.lanes.run:
-            self._pool.watch_timeouts()
+            self.pool.watch_timeouts()
             await self._handle_run(worker, shell, messages)
             return
-        self._accept(shell, messages)
-        for _ in messages[1:]:
-            self._idle.wake_one()
+        self.add_given(shell, messages, taken=1)
 
     # ── runs ──────────────────────────────────────────────────────────────────────────────────────
     async def _handle_run(self, worker: Worker, shell: OfferingShell, run: list[Message]) -> None:
         """Handle messages one after another, until a handler waits or fails."""
-        handler, is_awaited = self._handler, self._is_async
+        handler, is_awaited = self.handler, self.is_async
         assert worker.task is not None
         cancelling = worker.task.cancelling
         worker.shell = shell
         self._running, self._done = worker, 0
         interrupt = self._loop.call_soon(self._interrupt, worker)
-        until_s = next(self._readings) + TURN_S
+        until_s = next(self.pool.readings) + TURN_S
         try:
-            for message, now_s in zip(run, self._readings):  # noqa: B905 - readings are endless
+            for message, now_s in zip(run, self.pool.readings):  # noqa: B905 - readings are endless
                 if now_s >= until_s or now_s >= shell.begin_until_s:
                     break
                 worker.message = message
@@ -133,10 +97,10 @@ class MessageJobs:
                     if result is not None:
                         await await_result(result)
                     if cancelling() or worker.timed_out_message is message:
-                        await self._pool.absorb_cancels(worker)
+                        await self.pool.absorb_cancels(worker)
                 except BaseException as error:  # noqa: BLE001 - `settle` decides
                     self._end_run(worker, has_next=True)
-                    await self._pool.settle(worker, error)
+                    await self.pool.settle(worker, error)
                     return
                 if self._running is not worker:  # the handler has waited
                     worker.message = None
@@ -153,8 +117,8 @@ class MessageJobs:
         """The handler waits: the run ends at its message, and others work beside it."""
         self._run_size = RUN_MIN
         self._end_run(worker, has_next=True)
-        if self._pool.has_jobs:
-            self._idle.wake_one()
+        if self.pool.has_jobs:
+            self.pool.idle.wake_one()
 
     def _end_run(self, worker: Worker, *, has_next: bool) -> None:
         if self._running is worker and worker.shell is not None:
@@ -164,8 +128,8 @@ class MessageJobs:
     # ── bundles ───────────────────────────────────────────────────────────────────────────────────
     async def _handle_given(self, worker: Worker) -> None:
         """Handle messages of bundles, one after another."""
-        handler, is_awaited, readings = self._handler, self._is_async, self._readings
-        idle, ready = self._idle, self._offers.ready
+        handler, is_awaited, readings = self.handler, self.is_async, self.pool.readings
+        idle, ready = self.pool.idle, self.pool.offers.ready
         assert worker.task is not None
         cancelling = worker.task.cancelling
         for _ in range(MESSAGES_PER_TURN):
@@ -177,29 +141,29 @@ class MessageJobs:
             if next(readings) >= shell.begin_until_s or (
                 shell.state.flights.is_shared and shell.has_expired(message)
             ):
-                self._return(shell, [message])
+                self.give_back(shell, [message])
                 continue
             worker.shell, worker.message = shell, message
             if is_retry := message.attempt != 1:
-                self._offers.begin_retry(message)
+                self.pool.offers.begin_retry(message)
             try:
                 result = await handler(message) if is_awaited else handler(message)
                 if result is not None:
                     await await_result(result)
                 if cancelling() or worker.timed_out_message is message:
-                    await self._pool.absorb_cancels(worker)
+                    await self.pool.absorb_cancels(worker)
             except BaseException as error:  # noqa: BLE001 - `settle` decides
-                await self._pool.settle(worker, error)
+                await self.pool.settle(worker, error)
             else:
                 worker.message = None
                 self._report(shell, message)
                 if is_retry:
-                    self._offers.end_retry(message)
-                    pool = self._pool
+                    self.pool.offers.end_retry(message)
+                    pool = self.pool
                     log_line(pool.failures.lines.record_handled(message, pool.boot_ms()))
             if not self.given:
                 # Alone, it takes a run next.
-                self._report_handled(takes=not self._pool.is_alone(worker))
+                self._report_handled(takes=not self.pool.is_alone(worker))
 
     def _report(self, shell: OfferingShell, message: Message) -> None:
         """Report a handled message, in a moment."""
@@ -213,7 +177,7 @@ class MessageJobs:
 
     def _report_handled(self, *, takes: bool = True) -> None:
         """Report what is handled, and take as much again if `takes`."""
-        offers = self._offers
+        offers = self.pool.offers
         unreported, self._unreported = self._unreported, {}
         for shell, handled in unreported.items():
             may_take = takes and offers.ready.keys() <= {shell} and not offers.limited
@@ -221,28 +185,75 @@ class MessageJobs:
             wanted = max(0, self._bundle_size - len(self.given)) if may_take else 0
             messages = shell.ask(MessagesHandled(handled, wanted))
             if messages:
-                self.accept(shell, messages)
+                self.add_given(shell, messages)
         if offers.limited:
             offers.release()
 
-    # ── what is not handled ───────────────────────────────────────────────────────────────────────
-    def fail(self, worker: Worker, error: BaseException) -> None:
-        """Report the failed attempt of the message that a worker has."""
-        message, shell = worker.message, worker.shell
-        assert message is not None
-        assert shell is not None
-        worker.message = None
-        if message.attempt != 1:
-            self._offers.end_retry(message)
-        if self._offers.limited:
-            self._offers.release()
-        self._pool.failures.report(shell, message, error)
+    def take_back(self, worker: Worker) -> Any:
+        """Take what a worker has, and return it; None if it has nothing. A run ends."""
+        self._end_run(worker, has_next=worker.message is not None)
+        return super().take_back(worker)
 
-    def give_back(self, worker: Worker) -> None:
-        """Return what a worker has to its session; no attempt counts."""
-        message, shell = worker.message, worker.shell
-        worker.message = None
-        self._end_run(worker, has_next=message is not None)
-        if message is not None and shell is not None:
-            self._offers.end_retry(message)
-            shell.feed(MessagesReturned([message]))
+
+class BatchJobs(WorkerJobs):
+    """Hands batches to `handler`, in the workers of `pool`."""
+
+    in_batches = True
+
+    def next_job(self, worker: Worker) -> Coroutine[Any, Any, None] | None:
+        """Return what a worker does next; None: there is nothing."""
+        if not self.given:
+            if not self.pool.offers.ready:
+                return None
+            shell, messages = self.pool.offers.ask_next(1)
+            if not messages:
+                return None
+            self.add_given(shell, messages, taken=1)
+        shell, messages = self.given.popleft()
+        return self._handle(worker, shell, messages)
+
+    async def _handle(self, worker: Worker, shell: OfferingShell, messages: list[Message]) -> None:
+        """Handle a batch, and while no other partition waits the next ones of this one."""
+        handler, is_awaited, pool = self.handler, self.is_async, self.pool
+        assert worker.task is not None
+        cancelling = worker.task.cancelling
+        now_s = next(pool.readings)
+        until_s = now_s + TURN_S
+        while now_s < shell.begin_until_s and not (
+            shell.state.flights.is_shared and any(map(shell.has_expired, messages))
+        ):
+            first = messages[0]
+            worker.shell, worker.message, worker.messages = shell, first, messages
+            if is_retry := first.attempt != 1:
+                self.pool.offers.begin_retry(first)
+            try:
+                given = messages.copy()  # the list is the handler's own
+                result = await handler(given) if is_awaited else handler(given)
+                if result is not None:
+                    await await_result(result)
+                if cancelling() or worker.timed_out_message is first:
+                    await pool.absorb_cancels(worker)
+            except BaseException as error:  # noqa: BLE001 - `settle` decides
+                await pool.settle(worker, error)
+                return
+            worker.message = worker.messages = None
+            if is_retry:
+                self.pool.offers.end_retry(first)
+                log_line(pool.failures.lines.record_handled(first, pool.boot_ms()))
+            now_s = next(pool.readings)
+            is_next = now_s < until_s and self._may_go_on(shell)
+            messages = shell.ask(MessagesHandled(messages, int(is_next)))
+            if self.pool.offers.limited:
+                self.pool.offers.release()
+            if not messages:
+                return
+            if messages[0].attempt != 1:
+                self.pool.offers.retry_share.take(id(messages[0]))
+        self.give_back(shell, [messages])
+
+    def _may_go_on(self, shell: OfferingShell) -> bool:
+        """Return True if a worker may take the next batch of the partition of its last one."""
+        offers = self.pool.offers
+        if self.given or offers.limited or offers.are_over or not offers.ready.keys() <= {shell}:
+            return False
+        return bool(offers.room_for_retries(shell))

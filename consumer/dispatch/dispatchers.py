@@ -10,20 +10,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..protocol.errors import ConfigError, HandlerTypeError
-from ..protocol.routing import ConsumeStrategy
-from ..rpc.environment import Environment
-from ..rpc.loop_binding import LoopBinding
-from .dispatch.batch import BatchJobs
-from .dispatch.failing import FailureRecords
-from .dispatch.filtered import filtered, filtered_batches
-from .dispatch.handler import MessageJobs
-from .dispatch.handlers import BatchHandler, Handler, check_handler, is_async
-from .dispatch.loop import LoopDispatch
-from .dispatch.threads import HandlerThreads
-from .dispatch.workers import WorkerPool
-from .filter import MessageFilter
-from .settings import AckMode, ConsumerSettings
+from ...protocol.errors import ConfigError, HandlerTypeError
+from ...protocol.routing import ConsumeStrategy
+from ...rpc.environment import Environment
+from ...rpc.loop_binding import LoopBinding
+from ..filter import MessageFilter
+from ..settings import AckMode, ConsumerSettings
+from .failures import FailureRecords
+from .handlers import BatchHandler, Handler, check_handler, filtered, filtered_batches, is_async
+from .jobs import BatchJobs, MessageJobs
+from .loop import LoopDispatch
+from .threads import HandlerThreads
+from .workers import WorkerPool
 
 
 @dataclass(frozen=True, slots=True)
