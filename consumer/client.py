@@ -49,6 +49,7 @@ from .dispatch.arrow import ArrowBatch, check_arrow
 from .dispatch.dispatchers import DispatcherFactory, UserHandlers
 from .dispatch.handlers import BatchHandler, Handler
 from .dispatch.loop import NEXT_CODES, LoopDispatch
+from .dispatch.workers import WorkerPool
 from .filter import build_filter
 from .group.assignments import Assignments
 from .handed_out import check_handed_out, to_list
