@@ -191,8 +191,9 @@ class MessageJobs(WorkerJobs):
 
     def take_back(self, worker: Worker) -> Any:
         """Take what a worker has, and return it; None if it has nothing. A run ends."""
-        self._end_run(worker, has_next=worker.message is not None)
-        return super().take_back(worker)
+        message = super().take_back(worker)
+        self._end_run(worker, has_next=message is not None)
+        return message
 
 
 class BatchJobs(WorkerJobs):

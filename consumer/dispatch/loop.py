@@ -773,7 +773,7 @@ class LoopDispatch:
         in_hand = sum(len(shell.state.lanes.in_hand) for shell in waiting.shells)
         return in_hand - len(waiting.given)
 
-    # ── messages of shared groups that the program goes on without ────────────────────────────────
+    # ── messages of shared groups that the program leaves without an ack ──────────────────────────
     def _note_in_use(self, messages: list[Message]) -> None:
         """Note what the program of a shared group works on: it is renewed."""
         if messages and shell_of(messages[0]).state.flights.is_shared:
