@@ -31,7 +31,6 @@ REPEATING = (17, 52)
 """Remainders of the numbers of worlds by REPEATING_EVERY where senders ask again after a broker has
 delivered, cleaned and started again.
 """
-REPEATING_SEGMENT_BYTES = 400
 CANCELS = 0.35
 """The share of messages that are canceled."""
 
@@ -136,7 +135,10 @@ class LaterDeliveries(Feature):
 
     @classmethod
     def plan(cls, swarm: Swarm, rng: random.Random) -> Swarm:
-        return replace(swarm, fault_s=8.0, partitions=rng.choice((1, 2)))
+        # In two of three worlds brokers remove what is old of their logs, and write again what waits.
+        few = {"segment_bytes": 4_096, "retention_bytes": rng.choice((1, 8_192))}
+        broker = swarm.broker | (few if rng.random() < 0.7 else {})
+        return replace(swarm, fault_s=8.0, partitions=rng.choice((1, 2)), broker=broker)
 
     def build(self) -> None:
         self.due_ms: dict[bytes, int] = {}
@@ -149,9 +151,6 @@ class LaterDeliveries(Feature):
         for consumer in self.world.consumers:
             consumer.on_message = self.on_message
         self._repeating = self.world.number % REPEATING_EVERY in REPEATING
-        for broker in self.world.brokers if self._repeating else ():
-            assert isinstance(broker, SchedulingBrokerHost)
-            broker.segment_bytes = REPEATING_SEGMENT_BYTES
 
     def on_message(self, message: Message) -> None:
         due_ms = self.due_ms.get(message.value)

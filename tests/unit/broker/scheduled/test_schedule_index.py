@@ -171,8 +171,8 @@ def test_dropped_message_is_settled_and_the_others_of_its_delivery_wait():
     schedule_index.requeue([number("b")])
     schedule_index.begin_drop([number("a")])
     assert schedule_index.is_settling(PLACE.position + 1)
-    assert not schedule_index.select_needed([waits("a", 10)], PLACE.segment)
-    schedule_index.on_dropped([number("a")], PLACE.segment)
+    assert not schedule_index.is_needed(number("a"), PLACE)
+    schedule_index.on_dropped([number("a")], 300)
     assert not schedule_index.is_settling(PLACE.position + 1)
     assert schedule_index.cancel(number("a")) is CancelOutcome.DROPPED
     schedule_index.release_subject("s")
