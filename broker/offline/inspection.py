@@ -106,7 +106,14 @@ def inspect_folder(
         first_position=min(bases, default=0),
     )
     from_snapshot = BrokerState()
-    inspection.snapshot_position = Snapshots(files).load(from_snapshot.partitions.load).position
+    snapshot = Snapshots(files).load(from_snapshot.partitions.load)
+    inspection.snapshot_position = snapshot.position
+    copied_agenda = ScheduledAgenda(files, SystemClock())
+    copied_agenda.load(
+        is_expected=snapshot.extra is not None and snapshot.extra.has_scheduled,
+        position=snapshot.position,
+        first_position=min(bases, default=0),
+    )
     state = BrokerState()
     replay = Replay(state)
     agenda = ScheduledAgenda(files, SystemClock())
@@ -134,7 +141,7 @@ def inspect_folder(
     inspection.problems = [
         *describe_damage(state),
         *_missing_messages(state, from_snapshot),
-        *agenda.problems,
+        *dict.fromkeys([*agenda.problems, *copied_agenda.problems]),
         *journal_problems,
     ]
     return inspection
