@@ -64,7 +64,7 @@ _HEAD = struct.Struct("<4sIQ")
 _U32 = struct.Struct("<I")
 
 
-class _Image(msgspec.Struct, frozen=True, array_like=True):
+class _StoredImage(msgspec.Struct, frozen=True, array_like=True):
     """One of the images in the file."""
 
     image: ScheduleImage
@@ -72,7 +72,7 @@ class _Image(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Image).decode
+_decode = msgspec.msgpack.Decoder(_StoredImage).decode
 
 
 class ScheduledAgenda:
@@ -181,7 +181,7 @@ class ScheduledAgenda:
             images.append(image)
             await asyncio.sleep(0)
         if self.problems:
-            return [_encode(_Image(ScheduleImage(()), self.problems)), *map(_packed, images)]
+            return [_encode(_StoredImage(ScheduleImage(()), self.problems)), *map(_packed, images)]
         return [*map(_packed, images)]
 
     def save(self, images: Sequence[bytes], *, position: int) -> None:
@@ -314,4 +314,4 @@ class ScheduledAgenda:
 
 
 def _packed(image: ScheduleImage) -> bytes:
-    return _encode(_Image(image))
+    return _encode(_StoredImage(image))

@@ -20,7 +20,6 @@ Invariants
 
 from __future__ import annotations
 
-import sys
 from collections import OrderedDict, deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -567,13 +566,14 @@ class ScheduleIndex:
             )
 
     def restore(self, image: ScheduleImage) -> None:
-        """Add the content of an image. Settled messages have to be restored first."""
+        """Add the content of an image."""
+        names: dict[str, str] = {}  # so that messages of a subject share its name
         for scheduled_id, at_ms, subject, size, position, length, subject_id in image.entries:
             self._add_entry(
                 ScheduledEntry(
                     scheduled_id,
                     at_ms,
-                    sys.intern(subject),
+                    names.setdefault(subject, subject),
                     size,
                     Place(position, length),
                     subject_id=subject_id,

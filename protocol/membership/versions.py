@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ..errors import InvalidRequestError, Reason, VersionError
 
-VERSION = "0.2.0"
+VERSION = "0.3.0"
 """The version of this program; the same as in `pyproject.toml`."""
 VERSION_HEADER = "Keylane-Version"
 """The HTTP header that contains the version, in requests and answers. Only keylane's clients send

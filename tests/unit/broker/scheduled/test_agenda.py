@@ -170,7 +170,7 @@ async def test_damaged_message_is_dropped_and_told_when_the_log_is_removed(caplo
 
 
 async def test_log_stays_when_its_messages_cannot_be_read_at_present():
-    class UnreadableDisk(SimDisk):
+    class DiskWithoutReads(SimDisk):
         broken = False
 
         def preads(self, path, ranges):
@@ -178,7 +178,7 @@ async def test_log_stays_when_its_messages_cannot_be_read_at_present():
                 raise StorageError(f"{path}: input/output error")
             return super().preads(path, ranges)
 
-    disk = UnreadableDisk()
+    disk = DiskWithoutReads()
     scheduler = open_scheduler(disk, segment_bytes=4_096)
     await scheduler.schedule([waiting(1)])
     disk.broken = True
