@@ -5,8 +5,9 @@
     broker, metaserver ─ their version ─▶ database    cluster's version: the lowest of all members
 
 The cluster's version determines which formats every member can read, and never falls. So far, all
-formats are those of the first release (`tests/golden/versions/release_0_2_0.json`): a newer format
-is written only when the cluster's version includes it. A member whose version is more than one
+formats that members exchange are those of the first release
+(`tests/golden/versions/release_0_2_0.json`): a newer format is written only when the cluster's
+version includes it. A member whose version is more than one
 minor version away from the cluster's is refused, so an upgrade must proceed one minor version at a
 time.
 
