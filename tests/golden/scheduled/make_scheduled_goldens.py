@@ -1,4 +1,4 @@
-"""Writes the golden files of scheduled messages in the log anew: `python
+"""Writes the golden file of scheduled messages in the log: `python
 tests/golden/scheduled/make_scheduled_goldens.py`. Those of the journal of version 0.2, of which the
 changes are here too, are written no more.
 

@@ -294,7 +294,7 @@ async def test_callers_are_told_when_the_log_meets_a_bug(monkeypatch):
 
 
 async def test_damaged_log_serves_and_delivers_no_scheduled_message():
-    """A record that is lost may say that a message was canceled. The damage is told again after a
+    """A record that is lost may say that a message was canceled. The damage is shown again after a
     snapshot, until the folder of scheduled messages is moved away.
     """
     disk, subjects = SimDisk(), ScriptedSubjects()
