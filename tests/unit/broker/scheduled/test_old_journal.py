@@ -32,9 +32,9 @@ from support.scheduling import (
 )
 
 FIRST, SECOND = segment_path(1), segment_path(2)
-A, B, C = (message(name, 60_000) for name in (b"a", b"b", b"c"))
+A, B, C = (message(name, 86_400_000) for name in (b"a", b"b", b"c"))
 SOON = message(b"soon", 0)
-GONE = message(b"gone", 60_000)
+GONE = message(b"gone", 86_400_000)
 FRAMES: list[list[Record]] = [
     [A, GONE, bind_to_subject(B, 7)],
     [C, Canceled(GONE.scheduled_id)],
