@@ -15,7 +15,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - for an older Python, which pip d
     _FOUND = ".".join(map(str, sys.version_info[:3]))
     raise ImportError(f"keylane needs Python 3.11 or newer, and this is Python {_FOUND}")
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _LINE = re.compile(r"^from (\.[\w.]*) import (\w+) as \2$", re.MULTILINE)
 _STUB = (get_data(__name__, "__init__.pyi") or b"").decode()

@@ -49,6 +49,7 @@ from .posting import MessagePosting
 from .reading import MessageReading
 from .registration import Registration
 from .retention.loop import RetentionLoop
+from .scheduled.agenda import ScheduledAgenda
 from .scheduled.scheduler import Scheduler
 from .scheduling import Scheduling
 from .service import BrokerService
@@ -139,12 +140,11 @@ class _Folder(NamedTuple):
 
 
 class Pools(NamedTuple):
-    """Runs blocking calls of the store and of the scheduled messages in threads."""
+    """Runs blocking calls of the store in threads."""
 
     commit: RunBlocking
     read: RunBlocking
     background: RunBlocking
-    scheduled: RunBlocking
     quick: QuickSync | None = None
     """Syncs small commits without the `commit` thread; None if the kernel does not support it."""
 
@@ -364,6 +364,7 @@ def _open(
     files.lock()
     identity = claim_folder(files, broker_group=settings.group, rng=rng)
     on_claimed()
+    agenda = ScheduledAgenda(files, clock)
     store = Store.open(
         files,
         settings,
@@ -372,12 +373,14 @@ def _open(
         run_read=pools.read,
         run_background=pools.background,
         quick=pools.quick,
+        agenda=agenda,
     )
     scheduler = Scheduler.open(
         files,
+        agenda,
+        store,
         clock=clock,
         rng=naming_rng,
-        run_blocking=pools.scheduled,
         broker_group=settings.group,
         count_max=settings.scheduled_count_max,
         bytes_max=settings.scheduled_bytes_max,
@@ -553,7 +556,6 @@ def _create_pools(
         commit=commit,
         read=_thread_pool(stack, settings.reader_threads, "read"),
         background=_thread_pool(stack, 1, "background"),
-        scheduled=_thread_pool(stack, 1, "scheduled"),
         quick=quick,
     )
 

@@ -90,6 +90,10 @@ class Kind(enum.IntEnum):
     """Changes to the messages that a consumer group has parked on the partition."""
     HOLD = 11
     """A job has set or ended a hold, which protects messages of the partition from retention."""
+    SCHEDULED = 14
+    """Changes to the scheduled messages of the broker; 12 and 13 are reserved. `partition_id` is
+    0.
+    """
 
 
 FLAG_NUMBERED = 1

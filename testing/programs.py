@@ -345,7 +345,7 @@ class SyncsInTasks:
         done(error)
 
 
-IN_PLACE = Pools(_in_place, _in_place, _in_place, _in_place, SyncsInTasks(_in_place))
+IN_PLACE = Pools(_in_place, _in_place, _in_place, SyncsInTasks(_in_place))
 
 
 class BrokerProgram(StoryProgram):

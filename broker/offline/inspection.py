@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ...protocol.errors import KeylaneError
+from ...protocol.clock import SystemClock
+from ...protocol.errors import CorruptLogError, KeylaneError
 from ...protocol.record import Header, Kind
 from ..partition.damage import describe_damage
 from ..partition.state import BrokerState
-from ..scheduled.journal import ScheduledJournal
-from ..scheduled.records import Place, Record
-from ..scheduled.scheduler import open_schedule
+from ..scheduled.agenda import ScheduledAgenda
+from ..scheduled.old_journal import read_journal
+from ..scheduled.records import Place, Record, decode_changes
 from ..storage.data_folder import FolderIdentity, read_identity
 from ..storage.files import Files
 from ..storage.log.commit_log import segment_bases, segment_path
@@ -39,7 +40,9 @@ class Inspection:
     snapshot_position: int = 0
     """The log position of the newest snapshot; 0 if there is none."""
     scheduled: int = 0
-    """The number of scheduled messages in the undamaged part of their journal."""
+    """The number of scheduled messages in the undamaged part of the log, or of the journal of an
+    earlier version that the next start moves into it.
+    """
     stopped_partitions: list[int] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -48,9 +51,14 @@ class _CountingVisitor:
     """A `Visitor` that replays the log and counts its records."""
 
     def __init__(
-        self, replay: Replay, inspection: Inspection, on_position: Callable[[int], None]
+        self,
+        replay: Replay,
+        agenda: ScheduledAgenda,
+        inspection: Inspection,
+        on_position: Callable[[int], None],
     ) -> None:
         self._replay = replay
+        self._agenda = agenda
         self._inspection = inspection
         self._on_position = on_position
 
@@ -58,12 +66,15 @@ class _CountingVisitor:
         self._on_position(header.position)
         self._replay.on_record(header, body)
         self._inspection.records += 1
+        if header.kind == Kind.SCHEDULED:
+            self._agenda.on_record(header, body)
         if header.kind == Kind.MESSAGES:
             self._inspection.batches += 1
             self._inspection.messages += header.count
 
     def on_hole(self, hole: Hole) -> None:
         self._replay.on_hole(hole)
+        self._agenda.on_hole(hole)
 
 
 def log_bounds(files: Files) -> tuple[int, int]:
@@ -95,12 +106,20 @@ def inspect_folder(
         first_position=min(bases, default=0),
     )
     from_snapshot = BrokerState()
-    inspection.snapshot_position = Snapshots(files).load(from_snapshot.partitions.load).position
+    snapshot = Snapshots(files).load(from_snapshot.partitions.load)
+    inspection.snapshot_position = snapshot.position
+    copied_agenda = ScheduledAgenda(files, SystemClock())
+    copied_agenda.load(
+        is_expected=snapshot.extra is not None and snapshot.extra.has_scheduled,
+        position=snapshot.position,
+        first_position=min(bases, default=0),
+    )
     state = BrokerState()
     replay = Replay(state)
+    agenda = ScheduledAgenda(files, SystemClock())
     scan_result = scan_log(
         files,
-        _CountingVisitor(replay, inspection, on_position),
+        _CountingVisitor(replay, agenda, inspection, on_position),
         durable=inspection.snapshot_position,
     )
     replay.finish()
@@ -112,12 +131,18 @@ def inspect_folder(
         for partition_id, partition in state.partitions.items()
         if partition.lost or partition.fences_lost
     )
-    schedule_index, journal = open_schedule(files, must_cut=False)
-    inspection.scheduled = len(schedule_index.entries)
+
+    def replay_journal(segment: int, position: int, changes: list[Record]) -> None:
+        for change in changes:
+            agenda.index.replay(change, Place(segment, position))
+
+    journal_problems = read_journal(files, replay_journal)
+    inspection.scheduled = len(agenda.index.entries)
     inspection.problems = [
         *describe_damage(state),
         *_missing_messages(state, from_snapshot),
-        *journal.problems,
+        *dict.fromkeys([*agenda.problems, *copied_agenda.problems]),
+        *journal_problems,
     ]
     return inspection
 
@@ -170,19 +195,34 @@ def walk_log(
 
 
 def walk_scheduled(
-    files: Files, visit: Callable[[Place, list[Record]], None]
+    files: Files, visit: Callable[[int, Sequence[Record]], None]
 ) -> tuple[FolderIdentity, list[str]]:
     """
-    Call `visit` with the frames of a locked folder's journal of scheduled messages, in order.
+    Call `visit` with the position and the changes of each record of scheduled messages in the log
+    of a locked folder, in order.
 
     Returns:
-        The folder's identity, and the problems of the journal.
+        The folder's identity, and the problems.
 
     Raises:
         DataFolderError: the folder is not a broker's, or a newer broker wrote it.
     """
-    identity = read_identity(files)
-    return identity, ScheduledJournal.open(files, visit, must_cut=False).problems
+    problems: list[str] = []
+
+    def visit_scheduled(header: Header, body: memoryview) -> None:
+        if header.kind != Kind.SCHEDULED:
+            return
+        try:
+            visit(header.position, decode_changes(body, header.position))
+        except CorruptLogError as error:
+            problems.append(error.message)
+
+    def note_hole(hole: Hole) -> None:
+        problems.append(f"the log is damaged at positions [{hole.start}, {hole.end})")
+
+    identity = walk_log(files, visit_scheduled, note_hole)
+    problems += read_journal(files, lambda _segment, position, changes: visit(position, changes))
+    return identity, problems
 
 
 class _CallbackVisitor:

@@ -229,12 +229,24 @@ class RetentionLoop:
                 segment if segment.newest_ms is not None else replace(segment, newest_ms=newest_ms)
                 for segment in segments
             ]
+        segments = await self._with_kept_bytes(segments)
         self._disk_use = disk
         self._refuse_messages(reason_to_refuse(disk))
         try:
             return await self._remove_due(disk, segments)
         finally:
             self._log_refusal()
+
+    async def _with_kept_bytes(self, segments: list[SealedSegment]) -> list[SealedSegment]:
+        """Return the segments with the sizes of the scheduled messages in them."""
+        if not segments:
+            return segments
+        bases = [*(segment.base for segment in segments), segments[-1].end]
+        kept_bytes = await self._store.agenda.kept_bytes(bases)
+        return [
+            replace(segment, kept_bytes=size) if size else segment
+            for segment, size in zip(segments, kept_bytes[:-1], strict=True)
+        ]
 
     def _log_refusal(self) -> None:
         """Log that messages are refused, with the reason, or that they are accepted again."""
@@ -453,7 +465,7 @@ class RetentionLoop:
         headers = read_segment_headers(self._files, base, start=times.next_position)
         for header in islice(headers, HEADERS_MAX):
             times.next_position = header.position + header.length
-            if header.kind == Kind.MESSAGES:
+            if header.kind in {Kind.MESSAGES, Kind.SCHEDULED}:
                 times.newest_ms = max(times.newest_ms, header.appended_at_ms)
                 if times.first_ms is None:
                     times.first_ms = header.appended_at_ms

@@ -45,6 +45,8 @@ class SealedSegment:
     base: int
     end: int
     newest_ms: int | None
+    kept_bytes: int = 0
+    """The approximate size of the scheduled messages that are written again if it is removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,21 +75,30 @@ class DiskUse:
 def wanted_position(
     segments: Sequence[SealedSegment], limits: Limits, disk: DiskUse, *, end: int, now_ms: int
 ) -> int:
-    """Return the log position up to which segments should be removed, or the first base if none
-    should be removed. `end` is the end of the log.
+    """
+    Return the log position up to which segments should be removed, or the first base if none should
+    be removed. `end` is the end of the log.
+
+    Scheduled messages in them are written again. So unless the segments are old, they are removed
+    only if at least half of them is freed, and scheduled messages count twice less towards
+    retention_bytes: otherwise the same messages would be written again and again.
     """
     position = segments[0].base if segments else end
-    freed_bytes = 0
+    freed_bytes = size_bytes = kept_bytes = 0
+    log_bytes_max = limits.retention_bytes + 2 * sum(each.kept_bytes for each in segments)
     for segment in segments:
         age_ms = -1 if segment.newest_ms is None else now_ms - segment.newest_ms
         percent = disk.percent(freed_bytes)
         is_old = 0 < limits.retention_ms <= age_ms
         is_early = percent >= EARLY_PERCENT and 0 < limits.retention_ms <= 2 * age_ms
-        is_log_large = 0 < limits.retention_bytes < end - segment.base
+        is_log_large = limits.retention_bytes > 0 and log_bytes_max < end - segment.base
         if not (is_old or is_early or is_log_large or percent >= FORCED_PERCENT):
             break
-        position = segment.end
-        freed_bytes += segment.end - segment.base
+        size_bytes += segment.end - segment.base
+        kept_bytes += segment.kept_bytes
+        freed_bytes = size_bytes - kept_bytes
+        if is_old or 2 * kept_bytes <= size_bytes:
+            position = segment.end
     return position
 
 

@@ -1,3 +1,3 @@
-"""Scheduled messages: kept in a separate journal, and stored in their subjects when they are
+"""Scheduled messages: kept in the commit log, and stored in their subjects when they are
 due.
 """

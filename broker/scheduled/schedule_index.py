@@ -12,19 +12,23 @@ Invariants
     due, but delays between retries are measured with the boot clock: if the wall clock is set back,
     the delays do not become longer, and messages that are no longer due wait again. A message is
     not rewritten after the record that settles it, because it would then be restored at the next
-    start. The records that settle the latest SETTLED_MAX messages are rewritten before their
-    segment is removed, so repeated calls are recognized even after a restart. Replaying the journal
-    leads to the same waiting messages and deliveries.
+    start. The records that settle the latest SETTLED_MAX messages are rewritten before the log is
+    removed up to them, so repeated calls are recognized even after a restart. Replaying the log,
+    from its beginning or from any state of the index on, leads to the same waiting messages and
+    deliveries.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, nsmallest
-from operator import attrgetter
+from itertools import groupby
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
+
+import msgspec
 
 from ...protocol.errors import BusyError, NotFoundError, Reason
 from ...protocol.ids import MAX_I64
@@ -46,14 +50,12 @@ SETTLED_MAX = 10_000
 """The maximum number of settled messages that are remembered in order to recognize repeated
 calls.
 """
-SETTLED_BYTES = 20
-"""The approximate size of a settled message in the journal after its record has been rewritten, in
-bytes.
-"""
 REWRITTEN = ""
 """The delivery name of a rewritten record, which contains messages of several deliveries."""
-NOT_DURABLE = 0
-"""Stands for the segment number of a settled message whose record is not durable yet."""
+NOT_DURABLE = MAX_I64
+"""Stands for the position of the record of a settled message that is not durable yet: it will be
+after all others.
+"""
 DUE_MAX = 1_000
 """The maximum number of messages that become due in one step. 250,000 at once would block the event
 loop for seconds.
@@ -75,7 +77,7 @@ _Timer = tuple[int, int, bytes]
 
 @dataclass(slots=True)
 class ScheduledEntry:
-    """A scheduled message without its value, which stays in the journal."""
+    """A scheduled message without its value, which stays in the log."""
 
     scheduled_id: bytes
     deliver_at_ms: int
@@ -108,8 +110,8 @@ class ScheduledDelivery:
     subject: str
     logical_partition: int
     scheduled_ids: tuple[bytes, ...]
-    segment: int
-    """The journal segment that contains the record of the delivery."""
+    position: int
+    """The log position of the delivery's record."""
 
 
 class ScheduledAmount(NamedTuple):
@@ -117,7 +119,7 @@ class ScheduledAmount(NamedTuple):
 
     messages: int = 0
     bytes: int = 0
-    """The approximate size in the journal, in bytes."""
+    """The approximate size in the log, in bytes."""
 
     def add(self, messages: int, size: int) -> ScheduledAmount:
         """Return the sum of this amount and the given numbers, which may be negative."""
@@ -125,10 +127,21 @@ class ScheduledAmount(NamedTuple):
 
 
 class _Settled(NamedTuple):
-    """The outcome of a message, and the segment that contains the record of that outcome."""
+    """The outcome of a message, and the log position of the record of that outcome."""
 
     outcome: CancelOutcome
-    segment: int
+    position: int
+
+
+class ScheduleImage(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a copy of the index, as it is stored."""
+
+    entries: Sequence[tuple[bytes, int, str, int, int, int, int]]
+    """The id, delivery time, subject, size, position, length and subject id of each message."""
+    deliveries: Sequence[tuple[str, str, int, tuple[bytes, ...], int]] = ()
+    """The name, subject, logical partition, message ids and position of each delivery."""
+    settled: Sequence[tuple[bytes, CancelOutcome, int]] = ()
+    """The id, outcome and position of each settled message."""
 
 
 class ScheduleIndex:
@@ -138,11 +151,11 @@ class ScheduleIndex:
         self.entries: dict[bytes, ScheduledEntry] = {}
         self.deliveries: dict[str, ScheduledDelivery] = {}
         self.bytes = 0
-        """The approximate size of the entries in the journal, in bytes."""
+        """The approximate size of the entries in the log, in bytes."""
         self._subject_amounts: dict[str, ScheduledAmount] = {}
         """Maps subjects to the amount of their entries."""
         self.names = BytesByName()
-        """The size of the entries in the journal, by subject and by prefixes of subjects."""
+        """The size of the entries in the log, by subject and by prefixes of subjects."""
         self._delivery_of: dict[bytes, str] = {}
         self._due_heap: list[_Timer] = []
         """A heap of the delivery times of waiting messages. Some entries may be stale."""
@@ -153,12 +166,12 @@ class ScheduleIndex:
         """Maps subjects to their due messages, ordered by delivery time."""
         self._busy: set[str] = set()
         """The subjects that have a delivery in progress. Their next delivery must wait."""
-        self._settling_segments: dict[bytes | str, set[int]] = {}
+        self._settling: dict[bytes | str, int] = {}
         """Maps each canceled message or stored delivery whose record is not durable yet to the
-        segments that contain its earlier records.
+        position of its earliest record that is needed if that write fails.
         """
         self._settled_messages: OrderedDict[bytes, _Settled] = OrderedDict()
-        """Maps message ids to outcomes, in the order of the records in the journal."""
+        """Maps message ids to outcomes, in the order of the records in the log."""
 
     # ── messages ──────────────────────────────────────────────────────────────────────────────────
     def knows(self, scheduled_id: bytes) -> bool:
@@ -176,7 +189,10 @@ class ScheduleIndex:
         )
         if isinstance(record, ScheduledForSubject):
             entry.subject_id = record.subject_id
-        self._settled_messages.pop(record.scheduled_id, None)
+        self._add_entry(entry)
+
+    def _add_entry(self, entry: ScheduledEntry) -> None:
+        self._settled_messages.pop(entry.scheduled_id, None)
         self.entries[entry.scheduled_id] = entry
         self._change_amount(entry.subject, 1, entry.size)
         self._schedule_entry(entry)
@@ -230,7 +246,7 @@ class ScheduleIndex:
             if entry.in_delivery:
                 raise BusyError(Reason.SCHEDULED_TAKEN, scheduled_id=scheduled_id.hex())
             entry.in_delivery = True
-            self._settling_segments[scheduled_id] = {entry.place.segment}
+            self._settling[scheduled_id] = entry.place.position
             return None
         settled_message = self._settled_messages.get(scheduled_id)
         if settled_message is None:
@@ -242,16 +258,16 @@ class ScheduleIndex:
         entry = self.entries.get(scheduled_id)
         return entry is not None and entry.in_delivery
 
-    def on_canceled(self, scheduled_id: bytes, segment: int) -> None:
-        """Settle a message whose cancellation has become durable in this segment."""
-        self._settling_segments.pop(scheduled_id, None)
-        self._settle(scheduled_id, CancelOutcome.CANCELED, segment)
+    def on_canceled(self, scheduled_id: bytes, position: int) -> None:
+        """Settle a message whose cancellation has become durable at this position."""
+        self._settling.pop(scheduled_id, None)
+        self._settle(scheduled_id, CancelOutcome.CANCELED, position)
 
-    def _settle(self, scheduled_id: bytes, outcome: CancelOutcome, segment: int) -> None:
+    def _settle(self, scheduled_id: bytes, outcome: CancelOutcome, position: int) -> None:
         entry = self.entries.pop(scheduled_id, None)
         if entry is not None:
             self._change_amount(entry.subject, -1, -entry.size)
-        self._settled_messages[scheduled_id] = _Settled(outcome, segment)
+        self._settled_messages[scheduled_id] = _Settled(outcome, position)
         self._settled_messages.move_to_end(scheduled_id)
         if len(self._settled_messages) > SETTLED_MAX:
             self._settled_messages.popitem(last=False)
@@ -311,15 +327,19 @@ class ScheduleIndex:
         """Allow the next delivery of a subject."""
         self._busy.discard(subject)
 
-    def begin_delivery(self, record: Taken, segment: int) -> ScheduledDelivery:
-        """Add a delivery whose record is durable in this segment."""
+    def begin_delivery(self, record: Taken, position: int) -> ScheduledDelivery:
+        """Add a delivery whose record is durable at this position."""
         for scheduled_id in record.scheduled_ids:
             previous = self._delivery_of.get(scheduled_id)
             if previous is not None and previous != record.delivery:
                 self._remove_delivery(previous)
             self._delivery_of[scheduled_id] = record.delivery
         delivery = ScheduledDelivery(
-            record.delivery, record.subject, record.logical_partition, record.scheduled_ids, segment
+            record.delivery,
+            record.subject,
+            record.logical_partition,
+            record.scheduled_ids,
+            position,
         )
         self.deliveries[record.delivery] = delivery
         return delivery
@@ -332,23 +352,23 @@ class ScheduleIndex:
         if delivery is not None:
             self._remove_delivery(name)
             present_ids = [each for each in delivery.scheduled_ids if each in self.entries]
-            segments = {self.entries[each].place.segment for each in present_ids}
-            self._settling_segments[name] = segments | {delivery.segment}
+            positions = [self.entries[each].place.position for each in present_ids]
+            self._settling[name] = min([delivery.position, *positions])
             for scheduled_id in delivery.scheduled_ids:
                 self._settle(scheduled_id, CancelOutcome.DELIVERED, NOT_DURABLE)
 
-    def on_delivered(self, record: Delivered, segment: int) -> None:
-        """Record that the outcome of a delivery is durable in this segment."""
-        self._settling_segments.pop(record.delivery, None)
-        self._update_settled(record.scheduled_ids, segment)
+    def on_delivered(self, record: Delivered, position: int) -> None:
+        """Record that the outcome of a delivery is durable at this position."""
+        self._settling.pop(record.delivery, None)
+        self._update_settled(record.scheduled_ids, position)
 
-    def _update_settled(self, scheduled_ids: Iterable[bytes], segment: int) -> None:
-        """Update the segment that contains the outcome of settled messages. Forgotten messages are
+    def _update_settled(self, scheduled_ids: Iterable[bytes], position: int) -> None:
+        """Update the position of the outcome of settled messages. Forgotten messages are
         skipped.
         """
         for scheduled_id in scheduled_ids:
             if (settled_message := self._settled_messages.get(scheduled_id)) is not None:
-                self._settled_messages[scheduled_id] = settled_message._replace(segment=segment)
+                self._settled_messages[scheduled_id] = settled_message._replace(position=position)
                 self._settled_messages.move_to_end(scheduled_id)
 
     def requeue(self, scheduled_ids: Iterable[bytes], retry_at_ms: int | None = None) -> None:
@@ -362,37 +382,36 @@ class ScheduleIndex:
         for scheduled_id in scheduled_ids:
             if (name := self._delivery_of.get(scheduled_id)) is not None:
                 self._remove_delivery(name)
-            self._settling_segments.pop(scheduled_id, None)
+            self._settling.pop(scheduled_id, None)
             entry = self.entries.get(scheduled_id)
             if entry is not None:
                 entry.retry_at_ms = entry.retry_at_ms if retry_at_ms is None else retry_at_ms
                 self._schedule_entry(entry)
 
     def begin_drop(self, scheduled_ids: Iterable[bytes]) -> None:
-        """Begin to drop taken messages. They remain taken until `on_dropped` or `requeue` is
-        called.
-        """
+        """Begin to drop messages. They are taken until `on_dropped` or `requeue` is called."""
         for scheduled_id in scheduled_ids:
             if (name := self._delivery_of.get(scheduled_id)) is not None:
                 self._remove_delivery(name)
             entry = self.entries.get(scheduled_id)
             if entry is not None:
-                self._settling_segments[scheduled_id] = {entry.place.segment}
+                entry.in_delivery = True
+                self._settling[scheduled_id] = entry.place.position
 
-    def on_dropped(self, scheduled_ids: Iterable[bytes], segment: int) -> None:
-        """Settle messages whose drop has become durable in this segment."""
+    def on_dropped(self, scheduled_ids: Iterable[bytes], position: int) -> None:
+        """Settle messages whose drop has become durable at this position."""
         for scheduled_id in scheduled_ids:
-            self._settling_segments.pop(scheduled_id, None)
-            self._settle(scheduled_id, CancelOutcome.DROPPED, segment)
+            self._settling.pop(scheduled_id, None)
+            self._settle(scheduled_id, CancelOutcome.DROPPED, position)
 
     def _remove_delivery(self, name: str) -> None:
         """Remove a delivery. Its messages are then not in any delivery."""
         for scheduled_id in self.deliveries.pop(name).scheduled_ids:
             self._delivery_of.pop(scheduled_id, None)
 
-    # ── the journal ───────────────────────────────────────────────────────────────────────────────
+    # ── the log ───────────────────────────────────────────────────────────────────────────────────
     def replay(self, record: Record, place: Place) -> None:
-        """Apply a record of the journal when the broker starts. Call `finish_replay` after the last
+        """Apply a change in the log when the broker starts. Call `finish_replay` after the last
         one.
         """
         if isinstance(record, ScheduledMessageRecord):
@@ -400,17 +419,17 @@ class ScheduleIndex:
         elif isinstance(record, Canceled):
             if (name := self._delivery_of.get(record.scheduled_id)) is not None:
                 self._remove_delivery(name)  # it was requeued before the cancel
-            self.on_canceled(record.scheduled_id, place.segment)
+            self.on_canceled(record.scheduled_id, place.position)
         elif isinstance(record, Taken):
-            self.begin_delivery(record, place.segment)
+            self.begin_delivery(record, place.position)
         elif isinstance(record, DroppedMessages):
             self.begin_drop(record.scheduled_ids)
-            self.on_dropped(record.scheduled_ids, place.segment)
+            self.on_dropped(record.scheduled_ids, place.position)
         elif isinstance(record, Delivered):
             if record.delivery in self.deliveries:
                 self._remove_delivery(record.delivery)
             for scheduled_id in record.scheduled_ids:
-                self._settle(scheduled_id, CancelOutcome.DELIVERED, place.segment)
+                self._settle(scheduled_id, CancelOutcome.DELIVERED, place.position)
 
     def finish_replay(self) -> None:
         """Finish a replay: mark the messages of deliveries as taken. All others wait."""
@@ -430,11 +449,11 @@ class ScheduleIndex:
                     self.entries[record.scheduled_id].place = place
             elif isinstance(record, Taken):
                 if record.delivery in self.deliveries:
-                    self.deliveries[record.delivery].segment = place.segment
+                    self.deliveries[record.delivery].position = place.position
             elif isinstance(record, Canceled):
-                self._update_settled([record.scheduled_id], place.segment)
+                self._update_settled([record.scheduled_id], place.position)
             else:
-                self._update_settled(record.scheduled_ids, place.segment)
+                self._update_settled(record.scheduled_ids, place.position)
 
     def list_soonest(
         self, limit: int, subject: str | None = None
@@ -465,53 +484,105 @@ class ScheduleIndex:
         count = len(self.entries) if subject is None else self.subject_amount(subject).messages
         return count, [each for each in soonest if each.scheduled_id in self.entries]
 
-    @property
-    def journal_bytes(self) -> int:
-        """The approximate total size of the records in the journal that are still needed, in
-        bytes.
+    # ── rewriting ─────────────────────────────────────────────────────────────────────────────────
+    def is_needed(self, scheduled_id: bytes, place: Place) -> bool:
+        """Return True if the record at `place` is the one that keeps a message, and the message is
+        not being settled.
         """
-        return self.bytes + SETTLED_BYTES * len(self._settled_messages)
+        entry = self.entries.get(scheduled_id)
+        return entry is not None and entry.place == place and scheduled_id not in self._settling
 
-    def select_needed(self, records: Iterable[Record], segment: int) -> list[Record]:
-        """Return the records of a segment that must be rewritten before the segment is removed."""
-        needed_records: list[Record] = []
-        delivered_ids: dict[bytes, None] = {}
-        for record in records:
-            if isinstance(record, Delivered):
-                delivered_ids |= dict.fromkeys(self._settled_in(record.scheduled_ids, segment))
-            elif isinstance(record, DroppedMessages):
-                if settled := self._settled_in(record.scheduled_ids, segment):
-                    needed_records.append(DroppedMessages(settled))
-            elif self._is_needed(record, segment):
-                needed_records.append(record)
-        if delivered_ids:
-            needed_records.append(Delivered(REWRITTEN, tuple(delivered_ids)))
-        return needed_records
-
-    def _is_needed(self, record: ScheduledMessageRecord | Taken | Canceled, segment: int) -> bool:
-        if isinstance(record, ScheduledMessageRecord):
-            entry = self.entries.get(record.scheduled_id)
-            is_canceling = record.scheduled_id in self._settling_segments
-            return entry is not None and entry.place.segment == segment and not is_canceling
-        if isinstance(record, Taken):
-            delivery = self.deliveries.get(record.delivery)
-            return delivery is not None and delivery.segment == segment
-        return bool(self._settled_in([record.scheduled_id], segment))
-
-    def _settled_in(self, scheduled_ids: Iterable[bytes], segment: int) -> tuple[bytes, ...]:
-        """Return the messages whose outcome is recorded in this segment. Forgotten messages are
-        omitted, because they may have been sent again since then.
+    def is_settling(self, position: int) -> bool:
+        """Return True if records below `position` are of messages whose outcome is not durable
+        yet.
         """
-        return tuple(
-            each
-            for each in scheduled_ids
-            if (settled := self._settled_messages.get(each)) is not None
-            and settled.segment == segment
+        return any(earliest < position for earliest in self._settling.values())
+
+    def open_deliveries(self, below: int = MAX_I64) -> list[Taken]:
+        """Return the deliveries whose records are below this position."""
+        return [
+            Taken(each.name, each.subject, each.logical_partition, each.scheduled_ids)
+            for each in self.deliveries.values()
+            if each.position < below
+        ]
+
+    def settled_changes(self, below: int = MAX_I64) -> list[Record]:
+        """Return changes that say what became of the remembered messages whose outcomes are
+        recorded below this position, in the order of their records.
+        """
+        changes: list[Record] = []
+        settled = (
+            (scheduled_id, message.outcome)
+            for scheduled_id, message in self._settled_messages.items()
+            if message.position < below
         )
+        for outcome, group in groupby(settled, key=itemgetter(1)):
+            ids = [scheduled_id for scheduled_id, _ in group]
+            if outcome is CancelOutcome.CANCELED:
+                changes += map(Canceled, ids)
+                continue
+            for start in range(0, len(ids), DELIVERY_COUNT_MAX):
+                chunk = tuple(ids[start : start + DELIVERY_COUNT_MAX])
+                is_delivered = outcome is CancelOutcome.DELIVERED
+                changes.append(
+                    Delivered(REWRITTEN, chunk) if is_delivered else DroppedMessages(chunk)
+                )
+        return changes
 
-    def is_settling(self, segment: int) -> bool:
-        """Return True if this segment has records of messages whose outcome is not durable yet."""
-        return any(segment in segments for segments in self._settling_segments.values())
+    # ── images ────────────────────────────────────────────────────────────────────────────────────
+    def images(self) -> Iterator[ScheduleImage]:
+        """
+        Yield copies of parts of the index, which may change between the steps.
+
+        What changes in between is in the copy in its state before or after the change, so the
+        records from before the first step on have to be replayed over it.
+        """
+        entries = list(self.entries.values())
+        # An outcome is true before its record is durable. Position 0: the record must be written
+        # before any part of the log is removed.
+        settled = [
+            (each, message.outcome, 0 if message.position == NOT_DURABLE else message.position)
+            for each, message in self._settled_messages.items()
+        ]
+        deliveries = [
+            (each.name, each.subject, each.logical_partition, each.scheduled_ids, each.position)
+            for each in self.deliveries.values()
+        ]
+        if deliveries or settled:
+            yield ScheduleImage((), deliveries, settled)
+        for start in range(0, len(entries), SEARCH_COUNT):
+            yield ScheduleImage(
+                [
+                    (
+                        each.scheduled_id,
+                        each.deliver_at_ms,
+                        each.subject,
+                        each.size,
+                        *each.place,
+                        each.subject_id,
+                    )
+                    for each in entries[start : start + SEARCH_COUNT]
+                ]
+            )
+
+    def restore(self, image: ScheduleImage) -> None:
+        """Add the content of an image."""
+        names: dict[str, str] = {}  # so that messages of a subject share its name
+        for scheduled_id, at_ms, subject, size, position, length, subject_id in image.entries:
+            self._add_entry(
+                ScheduledEntry(
+                    scheduled_id,
+                    at_ms,
+                    names.setdefault(subject, subject),
+                    size,
+                    Place(position, length),
+                    subject_id=subject_id,
+                )
+            )
+        for name, subject, logical_partition, scheduled_ids, position in image.deliveries:
+            self.begin_delivery(Taken(name, subject, logical_partition, scheduled_ids), position)
+        for scheduled_id, outcome, position in image.settled:
+            self._settle(scheduled_id, outcome, position)
 
     @property
     def next_due_ms(self) -> int | None:

@@ -1,12 +1,12 @@
 """Stores scheduled messages durably, and delivers each to its subject when it is due. Runs on one
 event loop.
 
-    schedule, cancel ─▶ journal ─▶ schedule_index ──time──▶ "taken" in the journal
-        ─▶ the subject ─▶ "delivered" in the journal
+    schedule, cancel ─▶ log ─▶ schedule_index ──time──▶ "taken" in the log
+        ─▶ the subject ─▶ "delivered" in the log
 
-All records that wait for the disk are written as one frame with one sync. A delivery is a batch of
-due messages of one subject. Its idempotency key is durable before the batch is sent, so a delivery
-that is repeated after a crash is stored once.
+All changes are SCHEDULED records of the broker's log, durable with the group commit of all other
+records. A delivery is a batch of due messages of one subject. Its idempotency key is durable before
+the batch is sent, so a delivery that is repeated after a crash is stored once.
 
 Delivery times are wall-clock times. If the clock is set forward a little, the scheduler follows
 within POLL_MS; if it is set forward by hours, it is not trusted at first (`../wall_clock.py`). If
@@ -20,12 +20,14 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
 from ...protocol.backoff import Backoff, Pauses
 from ...protocol.clock import Clock
 from ...protocol.errors import (
+    CorruptLogError,
     Fate,
     KeylaneError,
     MessageTooLargeError,
@@ -38,35 +40,30 @@ from ...protocol.text import LISTED_MAX, counted, listed
 from ...rpc.race import shield
 from ..folder_ownership import FolderOwnership
 from ..storage.files import Files
-from ..store.group_commit import RunBlocking
+from ..store.group_commit import Entry
+from ..store.store import Store
 from ..wall_clock import WallClock
-from .journal import SEGMENT_BYTES, JournalWriter, ScheduledJournal
+from .agenda import ScheduledAgenda
+from .old_journal import move_journal
 from .records import (
     Canceled,
     Delivered,
     DroppedMessages,
+    LogRecord,
     Place,
     Record,
     ScheduledMessageRecord,
     Taken,
-    record_bytes,
+    encode_records,
+    read_changes,
 )
 from .room import check_name_limits, check_room
-from .schedule_index import ScheduledAmount, ScheduledDelivery, ScheduledEntry, ScheduleIndex
+from .schedule_index import ScheduledAmount, ScheduledDelivery, ScheduledEntry
 from .subjects import Subjects
 
 log = logging.getLogger("keylane.broker")
 
 POLL_MS = 1_000
-SETTLE_S = 0.02
-"""How long to wait before a segment is examined again while some of its messages are being settled,
-in seconds.
-"""
-COPIED_MAX = 1_000
-COPIED_BYTES_MAX = 1 << 20
-"""The maximum number and the maximum size in bytes of the records that are rewritten in one write.
-A larger record is written alone.
-"""
 WAITS = Backoff(first_ms=50, max_ms=30_000)
 """The delays between failed deliveries to a subject."""
 DELIVERY_S = 3.0
@@ -77,6 +74,10 @@ UNREADABLE_MS = 60_000
 """How long to wait before a message that cannot be read from the disk is retried, in
 milliseconds.
 """
+
+
+_OnDurable = Callable[[Sequence[Record], Place], object]
+"""A function that applies the changes of a record when it is durable at this place."""
 
 
 class _PendingMessage(NamedTuple):
@@ -91,31 +92,30 @@ class Scheduler:
 
     def __init__(
         self,
-        journal: ScheduledJournal,
-        schedule_index: ScheduleIndex,
+        agenda: ScheduledAgenda,
+        store: Store,
         *,
         clock: Clock,
         rng: random.Random,
-        run_blocking: RunBlocking,
         broker_group: str,
         count_max: int,
         bytes_max: int,
     ) -> None:
         """
         Args:
+            agenda: that of the store.
             rng: draws idempotency keys and delays; it must not repeat its numbers after a restart.
-            run_blocking: runs one function at a time, in the order of the calls.
         """
-        self._journal = journal
-        self._schedule_index = schedule_index
+        self._agenda = agenda
+        self._schedule_index = agenda.index
+        self._store = store
+        self._commit = store.commit
         self._clock = clock
         self.calendar = WallClock(clock)
         self._rng = rng
-        self._run_blocking = run_blocking
         self._broker_group = broker_group
         self._count_max = count_max
         self._bytes_max = bytes_max
-        self._writer = JournalWriter(journal, run_blocking, on_written=self._start_compaction)
         self._pending_messages: dict[bytes, _PendingMessage] = {}
         """Maps the id of each message that is being written to that message."""
         self._pending_amounts: dict[str, ScheduledAmount] = {}
@@ -129,7 +129,6 @@ class Scheduler:
         """Maps each subject whose last delivery failed to its backoff."""
         self._problems: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._compaction: asyncio.Task[None] | None = None
         self.limits: Callable[[], Mapping[str, int]] = dict
         """Returns a mapping from each subject or pattern to the limit in bytes for all matching
         subjects.
@@ -143,29 +142,32 @@ class Scheduler:
     def open(
         cls,
         files: Files,
+        agenda: ScheduledAgenda,
+        store: Store,
         *,
         clock: Clock,
         rng: random.Random,
-        run_blocking: RunBlocking,
         broker_group: str,
         count_max: int,
         bytes_max: int,
-        segment_bytes: int = SEGMENT_BYTES,
     ) -> Scheduler:
         """
-        Recover the scheduled messages of a locked data folder. Blocks.
+        Finish the recovery of scheduled messages after that of the store, which has not been used
+        yet. Blocks.
 
         Raises:
-            DataFolderError: a newer broker wrote the journal.
-            StorageError: the journal's last write may not be durable.
+            DataFolderError: a newer broker wrote scheduled messages.
+            StorageError: the journal of an earlier version cannot be moved.
         """
-        schedule_index, journal = open_schedule(files, segment_bytes=segment_bytes)
+        agenda.journal_problems = move_journal(
+            files, agenda.index, store.log, now_ms=clock.wall_ms()
+        )
+        agenda.index.finish_replay()
         return cls(
-            journal,
-            schedule_index,
+            agenda,
+            store,
             clock=clock,
             rng=rng,
-            run_blocking=run_blocking,
             broker_group=broker_group,
             count_max=count_max,
             bytes_max=bytes_max,
@@ -175,7 +177,49 @@ class Scheduler:
     @property
     def problem(self) -> str:
         """The reason why scheduled messages are neither accepted nor delivered; "" if they are."""
-        return self._writer.problem
+        reason = self._commit.refusal_reason if self._commit.has_failed else ""
+        return self._agenda.problem or reason
+
+    def _check(self) -> None:
+        """Raise CorruptLogError, BrokerReadOnlyError or OverloadedError if a change cannot be
+        written at present.
+        """
+        if problem := self._agenda.problem:
+            raise CorruptLogError(f"scheduled messages are not served: {problem}")
+        self._commit.check_room(0, is_control=True)
+
+    def _submit(
+        self,
+        changes: Sequence[Record],
+        *,
+        on_durable: _OnDurable,
+        undo: Callable[[], object] = lambda: None,
+        is_control: bool = True,
+    ) -> asyncio.Future[None]:
+        """
+        Queue changes for writing, and return a future that is done when they are durable.
+
+        Args:
+            on_durable: called for each record of the log with the changes in it and its place, when
+                all of them are durable, before the future is done.
+            undo: called instead of `on_durable` if they were not written or may not be durable.
+            is_control: see `Entry`.
+        """
+        records = encode_records(changes)
+        now_ms = self._clock.wall_ms()
+
+        for record in records:
+            entry = Entry(
+                record.data,
+                appended_at_ms=now_ms,
+                is_control=is_control or len(records) > 1,  # all of them in one commit
+                on_durable=partial(_call_durable, on_durable, record),
+                undo=undo if record is records[-1] else None,
+            )
+            if record is records[-1]:
+                return self._commit.submit(entry)
+            self._commit.add(entry, lambda _error: None)
+        raise AssertionError("no changes")
 
     def view(self) -> dict[str, object]:
         """Return the state for the broker's health report."""
@@ -233,18 +277,25 @@ class Scheduler:
             OverloadedError, BrokerReadOnlyError, CorruptLogError: nothing is stored.
             StorageError: the fate says whether the messages are stored.
         """
-        writes = [self._pending_messages.get(message.scheduled_id) for message in messages]
-        are_known = [
-            write is not None or self._schedule_index.knows(message.scheduled_id)
-            for message, write in zip(messages, writes, strict=True)
-        ]
-        new_messages = [
-            message for message, is_known in zip(messages, are_known, strict=True) if not is_known
-        ]
-        if new_messages:
-            self._writer.check()
-            self._check_limits(new_messages)
-            await self._add_writing(new_messages)
+        is_repeat = self.knows_all(message.scheduled_id for message in messages)
+        size = sum(message.size for message in messages)
+        async with nullcontext() if is_repeat else self._commit.admission(size):
+            # Nothing is awaited in this block, because another call may have the same messages.
+            writes = [self._pending_messages.get(message.scheduled_id) for message in messages]
+            are_known = [
+                write is not None or self._schedule_index.knows(message.scheduled_id)
+                for message, write in zip(messages, writes, strict=True)
+            ]
+            new_messages = [
+                message
+                for message, is_known in zip(messages, are_known, strict=True)
+                if not is_known
+            ]
+            if new_messages:
+                self._check()
+                self._commit.check_room(size, is_admitted=True)
+                self._check_limits(new_messages)
+                writes.append(self._begin_writing(new_messages))
         for write in writes:
             if write is not None:
                 await shield(write.done)
@@ -279,31 +330,36 @@ class Scheduler:
             broker_group=self._broker_group,
         )
 
-    async def _add_writing(self, messages: Sequence[ScheduledMessageRecord]) -> None:
-        size = sum(message.size for message in messages)
-        subject, shares = messages[0].subject, self._pending_amounts
+    def _begin_writing(self, messages: Sequence[ScheduledMessageRecord]) -> _PendingMessage:
+        """Queue new messages of one subject for writing."""
+        subject, amounts = messages[0].subject, self._pending_amounts
 
-        def add_to_share(count: int, size: int) -> None:
-            share = shares[subject] = shares.get(subject, ScheduledAmount()).add(count, size)
-            if not share.messages:
-                del shares[subject]
+        def add_to_pending(count: int, size: int) -> None:
+            amount = amounts[subject] = amounts.get(subject, ScheduledAmount()).add(count, size)
+            if not amount.messages:
+                del amounts[subject]
 
-        def remove_pending() -> None:
-            add_to_share(-len(messages), -size)
-            for message in messages:
-                del self._pending_messages[message.scheduled_id]
+        def remove_pending(message: ScheduledMessageRecord) -> None:
+            add_to_pending(-1, -message.size)
+            del self._pending_messages[message.scheduled_id]
 
-        def on_durable(place: Place) -> None:
-            remove_pending()
-            for message in messages:
+        def on_durable(changes: Sequence[Record], place: Place) -> None:
+            for message in changes:
+                assert isinstance(message, ScheduledMessageRecord)
+                remove_pending(message)
                 self._schedule_index.add(message, place)
             self._wake.set()
 
-        done = self._writer.submit(messages, on_durable=on_durable, undo=remove_pending)
-        add_to_share(len(messages), size)
+        def undo() -> None:
+            for message in messages:
+                remove_pending(message)
+
+        done = self._submit(messages, on_durable=on_durable, undo=undo, is_control=False)
+        pending = _PendingMessage(subject, done)
+        add_to_pending(len(messages), sum(message.size for message in messages))
         for message in messages:
-            self._pending_messages[message.scheduled_id] = _PendingMessage(subject, done)
-        await shield(done)
+            self._pending_messages[message.scheduled_id] = pending
+        return pending
 
     async def cancel(self, scheduled_id: bytes) -> CancelOutcome:
         """
@@ -315,7 +371,7 @@ class Scheduler:
             BrokerReadOnlyError, CorruptLogError: the message was not canceled.
             StorageError: the fate says whether the message was canceled.
         """
-        self._writer.check()
+        self._check()
         if (write := self._pending_messages.get(scheduled_id)) is not None:
             await shield(write.done)
         with contextlib.suppress(TimeoutError):
@@ -327,65 +383,19 @@ class Scheduler:
         if outcome is not None:
             return outcome
 
-        def on_durable(place: Place) -> None:
+        def on_durable(_changes: Sequence[Record], place: Place) -> None:
             del self._cancel_futures[scheduled_id]
-            self._schedule_index.on_canceled(scheduled_id, place.segment)
+            self._schedule_index.on_canceled(scheduled_id, place.position)
 
         def undo() -> None:
             del self._cancel_futures[scheduled_id]
             self._schedule_index.requeue([scheduled_id])
             self._wake.set()
 
-        done = self._writer.submit([Canceled(scheduled_id)], on_durable=on_durable, undo=undo)
+        done = self._submit([Canceled(scheduled_id)], on_durable=on_durable, undo=undo)
         self._cancel_futures[scheduled_id] = done
         await shield(done)
         return CancelOutcome.CANCELED
-
-    # ── the journal ───────────────────────────────────────────────────────────────────────────────
-    def _start_compaction(self) -> None:
-        """Start to remove the oldest segment if most of the journal concerns settled messages."""
-        limit_bytes = 2 * (self._schedule_index.journal_bytes + self._journal.segment_bytes)
-        has_several = len(self._journal.segments) > 1
-        if self._compaction is None and has_several and self._journal.size_bytes > limit_bytes:
-            self._compaction = asyncio.create_task(
-                self._remove_oldest(), name="compaction of scheduled messages"
-            )
-
-    async def _remove_oldest(self) -> None:
-        """Rewrite the needed records of the oldest segment, then remove it."""
-        try:
-            segment = self._journal.segments[0]
-            records: list[Record] = await self._run_blocking(self._journal.read_segment, segment)
-            while True:
-                if await self._write_again(records, segment):
-                    break
-                await asyncio.sleep(SETTLE_S)
-            await self._run_blocking(self._journal.remove, segment)
-        except KeylaneError as error:
-            log.error("cannot compact the journal of scheduled messages: %s", error.message)
-        finally:
-            self._compaction = None
-
-    async def _write_again(self, records: Sequence[Record], segment: int) -> bool:
-        """
-        Rewrite the needed records of a segment, some of them in each iteration of the event loop.
-
-        Returns:
-            False if the outcome of some messages is not durable yet. If its write fails, their
-            records are needed after all.
-        """
-        is_complete = True
-        for start in range(0, len(records), COPIED_MAX):
-            chunk = records[start : start + COPIED_MAX]
-            while needed_records := self._schedule_index.select_needed(chunk, segment):
-                copied_records = _first_records(needed_records)
-                await self._writer.submit(
-                    copied_records,
-                    on_durable=partial(self._schedule_index.relocate, copied_records),
-                )
-            is_complete = is_complete and not self._schedule_index.is_settling(segment)
-            await asyncio.sleep(0)
-        return is_complete
 
     # ── deliveries ────────────────────────────────────────────────────────────────────────────────
     async def run(self, target: Subjects, folder_ownership: FolderOwnership) -> None:
@@ -393,7 +403,7 @@ class Scheduler:
         accepted the data folder.
         """
         await folder_ownership.wait_accepted()
-        if self._journal.problems:
+        if self._agenda.problem:
             return  # a lost record may have settled a message
         for delivery in list(self._schedule_index.deliveries.values()):
             self._start_delivery(self._resume_delivery(delivery, target, folder_ownership))
@@ -438,10 +448,11 @@ class Scheduler:
             taken_record = Taken(
                 name, subject, logical_partition, tuple(each.scheduled_id for each in messages)
             )
-            await self._writer.submit(
+            self._check()
+            await self._submit(
                 [taken_record],
-                on_durable=lambda place: self._schedule_index.begin_delivery(
-                    taken_record, place.segment
+                on_durable=lambda _changes, place: self._schedule_index.begin_delivery(
+                    taken_record, place.position
                 ),
             )
         except SubjectDeletedError as error:
@@ -484,16 +495,26 @@ class Scheduler:
         omitted.
         """
         by_id: dict[bytes, ScheduledMessageRecord] = {}
-        ids = {entry.scheduled_id for entry in entries}
-        for place in dict.fromkeys(entry.place for entry in entries):
-            try:
-                records = await self._run_blocking(self._journal.read, place)
-            except StorageError as error:
-                log.error("cannot read a scheduled message: %s", error.message)
-                continue
-            for record in records:
-                if isinstance(record, ScheduledMessageRecord) and record.scheduled_id in ids:
-                    by_id[record.scheduled_id] = record
+        wanted = {entry.scheduled_id: entry for entry in entries}
+        while wanted:
+            places: dict[Place, list[bytes]] = {}
+            for scheduled_id, entry in wanted.items():
+                places.setdefault(entry.place, []).append(scheduled_id)
+            for place, ids in places.items():
+                try:
+                    data = await self._store.run_read(self._store.log.read, *place)
+                    changes = read_changes(data, place)
+                except StorageError as error:
+                    if all(wanted[each].place == place for each in ids):
+                        log.error("cannot read a scheduled message: %s", error.message)
+                    changes = []
+                for change in changes:
+                    if isinstance(change, ScheduledMessageRecord) and change.scheduled_id in wanted:
+                        by_id[change.scheduled_id] = change
+                for scheduled_id in ids:
+                    # A record that was written again meanwhile is read at its new place.
+                    if scheduled_id in by_id or wanted[scheduled_id].place == place:
+                        del wanted[scheduled_id]
         return [by_id[entry.scheduled_id] for entry in entries if entry.scheduled_id in by_id]
 
     async def _store_delivery(
@@ -554,10 +575,11 @@ class Scheduler:
         delivered_record = Delivered(delivery.name, delivery.scheduled_ids)
         while True:
             try:
-                await self._writer.submit(
+                self._check()
+                await self._submit(
                     [delivered_record],
-                    on_durable=lambda place: self._schedule_index.on_delivered(
-                        delivered_record, place.segment
+                    on_durable=lambda _changes, place: self._schedule_index.on_delivered(
+                        delivered_record, place.position
                     ),
                 )
                 return
@@ -576,16 +598,21 @@ class Scheduler:
             for scheduled_id in ids:
                 del self._cancel_futures[scheduled_id]
 
-        def on_durable(place: Place) -> None:
+        def on_durable(_changes: Sequence[Record], place: Place) -> None:
             remove_pending()
-            self._schedule_index.on_dropped(ids, place.segment)
+            self._schedule_index.on_dropped(ids, place.position)
 
         def undo() -> None:
             remove_pending()
             self._schedule_index.requeue(ids, self._clock.boot_ms() + WAITS.max_ms)
 
+        try:
+            self._check()
+        except KeylaneError as error:
+            self._requeue_messages(subject, ids, error)
+            return
         self._schedule_index.begin_drop(ids)
-        done = self._writer.submit([DroppedMessages(ids)], on_durable=on_durable, undo=undo)
+        done = self._submit([DroppedMessages(ids)], on_durable=on_durable, undo=undo)
         self._cancel_futures |= dict.fromkeys(ids, done)
         try:
             await shield(done)
@@ -627,26 +654,14 @@ class Scheduler:
             self._problems[subject] = error.message
 
     async def close(self) -> None:
-        """Cancel the deliveries, and wait until all submitted records are written."""
+        """Cancel the deliveries. What was submitted is written with the store's other records."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._compaction is not None:
-            await asyncio.wait([self._compaction])
-        await self._writer.wait_idle()
-        self._journal.close()
 
 
-def _first_records(records: Sequence[Record]) -> list[Record]:
-    """Return the first records: as many as are rewritten in one write."""
-    first: list[Record] = []
-    size_bytes = 0
-    for record in records[:COPIED_MAX]:
-        size_bytes += record_bytes(record)
-        if first and size_bytes > COPIED_BYTES_MAX:
-            break
-        first.append(record)
-    return first
+def _call_durable(on_durable: _OnDurable, record: LogRecord, entry: Entry) -> None:
+    on_durable(record.changes, Place(entry.position, entry.size_bytes))
 
 
 def _find_too_large(
@@ -659,27 +674,3 @@ def _find_too_large(
         return []
     pairs = zip(delivery.scheduled_ids, posted_messages, strict=True)
     return [each for each, message in pairs if message.size > error.limit_bytes]
-
-
-def open_schedule(
-    files: Files, *, segment_bytes: int = SEGMENT_BYTES, must_cut: bool = True
-) -> tuple[ScheduleIndex, ScheduledJournal]:
-    """
-    Open the journal of a data folder, and build the index from it. Blocks.
-
-    Args:
-        must_cut: see `ScheduledJournal.open`.
-
-    Raises:
-        DataFolderError: a newer broker wrote the journal.
-        StorageError: the journal's last write may not be durable.
-    """
-    schedule_index = ScheduleIndex()
-
-    def visit(place: Place, records: list[Record]) -> None:
-        for record in records:
-            schedule_index.replay(record, place)
-
-    journal = ScheduledJournal.open(files, visit, segment_bytes=segment_bytes, must_cut=must_cut)
-    schedule_index.finish_replay()
-    return schedule_index, journal

@@ -40,7 +40,7 @@ log = logging.getLogger("keylane.broker")
 FOLDER = "snapshot"
 SUFFIX = ".snap"
 MAGIC = 0x4E534C4B
-VERSION = 1
+VERSION, VERSION_WITH_SCHEDULED = 1, 2
 FULL, INCREMENTAL = 1, 2
 INCREMENTAL_MAX = 100
 """The maximum number of incremental snapshots after a full one. It limits the number of files that
@@ -64,6 +64,10 @@ class Extra(msgspec.Struct, array_like=True):
     """The ids of partitions that have lost messages."""
     dropped: list[tuple[list[tuple[int, int]], dict[str, int]]] = []
     """The bodies of the DROPPED records of all dropped partitions."""
+    has_scheduled: bool = False
+    """True if a copy of the scheduled messages was saved before this snapshot, which a broker that
+    does not know SCHEDULED records must not miss.
+    """
 
     def pack(self) -> bytes:
         """Return the bytes that are stored in the file. Trailing fields with default values are
@@ -74,6 +78,8 @@ class Extra(msgspec.Struct, array_like=True):
             optional = (self.retained, self.damaged)
         if self.dropped:
             optional = (self.retained, self.damaged, self.dropped)
+        if self.has_scheduled:
+            optional = (self.retained, self.damaged, self.dropped, True)
         return msgspec.msgpack.encode((self.orphans, self.problems, *optional))
 
 
@@ -103,8 +109,9 @@ def _encode_header(
 ) -> bytes:
     packed = extra.pack()
     size = _HEAD.size + len(packed) + 4 + sum(map(len, chunks))
+    version = VERSION_WITH_SCHEDULED if extra.has_scheduled else VERSION
     encoded_fields = _HEAD.pack(
-        MAGIC, 0, VERSION, len(chunks), kind, clean, 0, len(packed), position, size
+        MAGIC, 0, version, len(chunks), kind, clean, 0, len(packed), position, size
     )[8:]
     start = struct.pack("<II", MAGIC, crc32c.crc32c(encoded_fields))
     return b"".join((start, encoded_fields, packed, _U32.pack(crc32c.crc32c(packed))))
@@ -187,10 +194,10 @@ class Snapshots:
         magic, crc, version, chunks, kind, clean, _, extra, position, size = _HEAD.unpack(data)
         if magic != MAGIC or crc32c.crc32c(data[8:]) != crc:
             return None
-        if version > VERSION:
+        if version > VERSION_WITH_SCHEDULED:
             raise DataFolderError(
                 f"{self._files.name()}/{_path(number)} has format {version}, "
-                f"this broker writes format {VERSION}",
+                f"this broker writes format {VERSION_WITH_SCHEDULED}",
                 path=_path(number),
             )
         return kind, clean, position, chunks, extra, size

@@ -4,6 +4,8 @@
         ─▶ a STATE record for each (several for a large one), durable
     dropped partitions, which only DROPPED records describe
         ─▶ DROPPED records of all of them, durable
+    scheduled messages whose records are in the segments
+        ─▶ SCHEDULED records, durable
       ─▶ a snapshot at a position after the segments ─▶ the segments are removed
 
 Invariants
@@ -27,6 +29,7 @@ from ..partition.state import BrokerState
 from ..storage.files import Files
 from ..storage.log.commit_log import CommitLog
 from ..storage.log.log_reader import list_described_partitions
+from .agenda import Agenda
 from .group_commit import Entry, GroupCommit, RunBlocking
 from .snapshotter import Snapshotter
 
@@ -57,10 +60,12 @@ class CarryOver:
         log: CommitLog,
         commit: GroupCommit,
         snapshotter: Snapshotter,
+        agenda: Agenda,
         run_read: RunBlocking,
         run_commit: RunBlocking,
     ) -> None:
         self._files = files
+        self._agenda = agenda
         self._state = state
         self._log = log
         self._commit = commit
@@ -70,7 +75,8 @@ class CarryOver:
 
     async def rewrite_described(self, position: int) -> None:
         """
-        Durably rewrite the partitions that are described by segments below `position`.
+        Durably rewrite the partitions that are described by segments below `position`, and the
+        scheduled messages in them.
 
         Raises:
             BrokerReadOnlyError, OverloadedError, StorageError: the segments must not be removed.
@@ -94,6 +100,7 @@ class CarryOver:
                 futures, count, size = [], 0, 0
         futures += [self._submit_dropped(body) for body in self._state.dropped.record_bodies()]
         await asyncio.gather(*futures)
+        await self._agenda.rewrite_below(position, self._log, self._commit, self._run_read)
         if self._snapshotter.position < position and not await self._snapshotter.write():
             raise StorageError(f"no snapshot: {self._snapshotter.problem}")
 

@@ -191,6 +191,7 @@ class Entry:
         "appended_at_ms",
         "base_offset",
         "count",
+        "is_control",
         "on_done",
         "on_durable",
         "partition_id",
@@ -209,15 +210,22 @@ class Entry:
         base_offset: int = 0,
         count: int = 0,
         appended_at_ms: int = 0,
+        is_control: bool | None = None,
         on_durable: Callable[[Entry], None] | None = None,
         undo: Callable[[], object] | None = None,
     ) -> None:
+        """
+        Args:
+            is_control: True if the record is written with the next commit, however large that is.
+                None: if it has no messages.
+        """
         self.record = record
         self.size_bytes = len(record)
         self.partition_id = partition_id
         self.base_offset = base_offset
         self.count = count
         self.appended_at_ms = appended_at_ms
+        self.is_control = not count if is_control is None else is_control
         self.position = -1
         """The record's position in the log, once it is part of a commit."""
         self.stamped_header: bytearray = _NOTHING
@@ -424,7 +432,7 @@ class GroupCommit:
         size = entry.size_bytes
         self._queue.append(entry)
         self.queued_bytes += size
-        if size and not entry.count:
+        if size and entry.is_control:
             self._queued_controls += 1
         if not self._running:
             self._schedule()
@@ -543,7 +551,7 @@ class GroupCommit:
                     entry.base_offset, entry.count, entry.position, length, entry.appended_at_ms
                 )
                 commit.units.append((entry.partition_id, unit))
-            else:
+            elif entry.is_control:
                 self._queued_controls -= 1
         while self._deferred_records:
             key = next(iter(self._deferred_records))

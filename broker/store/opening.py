@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ...protocol.clock import Clock
 from ...protocol.errors import CorruptIndexError
-from ...protocol.record import HEADER_BYTES, Header
+from ...protocol.record import HEADER_BYTES, Header, Kind
 from ..partition.damage import describe_damage
 from ..partition.records import DroppedBody
 from ..partition.state import BrokerState
@@ -22,6 +22,7 @@ from ..storage.log.commit_log import segment_bases
 from ..storage.log.holes import Hole
 from ..storage.log.recovery import RecoveredLog, recover_log
 from ..storage.snapshot import LoadedSnapshot, Snapshots
+from .agenda import Agenda
 from .holds import correct_first_offsets
 from .replay import Dispatch, Replay
 
@@ -40,41 +41,50 @@ class OpenedState:
 
 
 class _StateAndIndex:
-    """A `Visitor` that passes records and holes to the state and to the index."""
+    """A `Visitor` that passes records and holes to the state, the index and the scheduled
+    messages.
+    """
 
-    def __init__(self, replay: Replay, dispatch: Dispatch) -> None:
+    def __init__(self, replay: Replay, dispatch: Dispatch, agenda: Agenda) -> None:
         self._replay = replay
         self._dispatch = dispatch
+        self._agenda = agenda
         self.unexplained_hole: Hole | None = None
         """The newest hole that contains unknown records."""
 
     def on_record(self, header: Header, body: memoryview) -> None:
+        if header.kind == Kind.SCHEDULED:
+            self._agenda.on_record(header, body)
+            return
         self._replay.on_record(header, body)
         self._dispatch.on_record(header)
 
     def on_hole(self, hole: Hole) -> None:
         self._replay.on_hole(hole)
         self._dispatch.on_hole(hole)
+        self._agenda.on_hole(hole)
         if not hole.explained:
             self.unexplained_hole = hole
 
 
-def open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> OpenedState:
+def open_state(files: Files, queues: ConsumeQueues, agenda: Agenda, *, clock: Clock) -> OpenedState:
     """
-    Recover the state, the index and the log.
+    Recover the state, the index, the scheduled messages and the log.
 
     Raises:
         DataFolderError: a newer broker has written to this folder.
     """
     try:
-        return _open_state(files, queues, clock=clock)
+        return _open_state(files, queues, agenda, clock=clock)
     except CorruptIndexError as error:
         log.warning("the index is rebuilt from the log: %s", error.message)
         queues.truncate(0)
-        return _open_state(files, queues, clock=clock)
+        return _open_state(files, queues, agenda, clock=clock)
 
 
-def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> OpenedState:
+def _open_state(
+    files: Files, queues: ConsumeQueues, agenda: Agenda, *, clock: Clock
+) -> OpenedState:
     """Recover like `open_state`. Raises CorruptIndexError if the index must be rebuilt."""
     state = BrokerState(clock.boot_ms)
     snapshots = Snapshots(files)
@@ -93,11 +103,21 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> OpenedS
         # Retention has removed the log at this snapshot's position, but the remaining log contains
         # the complete state.
         state, snapshot = BrokerState(clock.boot_ms), LoadedSnapshot()
-    start = min(queues.recover(snapshot.position, first_position=first), snapshot.position)
+    index_start = min(queues.recover(snapshot.position, first_position=first), snapshot.position)
+    agenda_start = agenda.load(
+        is_expected=snapshot.extra is not None and snapshot.extra.has_scheduled,
+        position=snapshot.position,
+        first_position=first,
+    )
     replay = Replay(state, start=snapshot.position)
-    dispatch = Dispatch(queues, start=start)
-    visitor = _StateAndIndex(replay, dispatch)
-    recovered_log = recover_log(files, visitor, start=start, durable=snapshot.position)
+    dispatch = Dispatch(queues, start=index_start)
+    visitor = _StateAndIndex(replay, dispatch, agenda)
+    recovered_log = recover_log(
+        files,
+        visitor,
+        start=min(index_start, agenda_start),
+        durable=max(snapshot.position, agenda_start),
+    )
     dispatch.flush()
     replay.finish()
     if visitor.unexplained_hole is not None:

@@ -98,6 +98,8 @@ class Replay:
                 f"the record at position {header.position} has kind {header.kind}: "
                 "a newer broker wrote this log"
             )
+        if header.kind == Kind.SCHEDULED:
+            return  # not of a partition: see `agenda.py`
         if header.kind == Kind.DROPPED:
             self._apply_dropped(header, body)
             return
@@ -307,7 +309,7 @@ class Replay:
     def _apply_lost_control(self, header: Header) -> None:
         """Apply a lost record that is not a batch and of which only the header is known."""
         partition = self._state.partitions.get(header.partition_id)
-        if header.position < self._start or header.kind == Kind.DROPPED:
+        if header.position < self._start or header.kind in {Kind.DROPPED, Kind.SCHEDULED}:
             return
         if partition is None:
             self._state.orphans.setdefault(header.partition_id, header.position)

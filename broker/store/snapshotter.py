@@ -2,8 +2,8 @@
 requests are served.
 
     position := end of the log ─▶ images of changed partitions, in slices
-        ─▶ wait until that state is durable
-        ─▶ index checkpoint, then the file, off the event loop ─▶ done
+        ─▶ wait until that state is durable ─▶ images of scheduled messages
+        ─▶ index checkpoint, scheduled messages, then the file, off the event loop ─▶ done
 
 A partition that changes in the meantime is in this snapshot, in its state before or after the
 change, and also in the next snapshot. When the broker starts, it replays the log after `position`
@@ -25,6 +25,7 @@ from ..partition.state import BrokerState
 from ..storage.index.interface import ConsumeQueues
 from ..storage.log.commit_log import CommitLog
 from ..storage.snapshot import Extra, Snapshots, encode_chunk
+from .agenda import Agenda
 from .group_commit import GroupCommit, RunBlocking
 
 log = logging.getLogger("keylane.broker")
@@ -51,6 +52,7 @@ class Snapshotter:
         queues: ConsumeQueues,
         commit: GroupCommit,
         snapshots: Snapshots,
+        agenda: Agenda,
         *,
         position: int,
         snapshot_bytes: int,
@@ -61,6 +63,7 @@ class Snapshotter:
         self._queues = queues
         self._commit = commit
         self._snapshots = snapshots
+        self._agenda = agenda
         self._snapshot_bytes = snapshot_bytes
         self._run_blocking = run_blocking
         self._task: asyncio.Task[bool] | None = None
@@ -128,9 +131,13 @@ class Snapshotter:
                 dict(state.orphans), problems, retained_position, sorted(state.damaged), dropped
             )
             await self._commit.wait_flushed()
+            # Scheduled messages change when a record is durable, which those below `position` are
+            # since the wait.
+            scheduled = await self._agenda.images()
+            extra.has_scheduled = bool(scheduled)
             if self._commit.failures != failures:
                 raise StorageError("a commit failed while the snapshot was being written")
-            await self._run_blocking(self._save, chunks, full, clean, position, extra)
+            await self._run_blocking(self._save, chunks, scheduled, full, clean, position, extra)
         except Exception as error:
             table.dirty |= dirty
             if isinstance(error, KeylaneError):
@@ -179,7 +186,14 @@ class Snapshotter:
         return chunks
 
     def _save(
-        self, chunks: list[bytes], full: bool, clean: bool, position: int, extra: Extra
+        self,
+        chunks: list[bytes],
+        scheduled: list[bytes],
+        full: bool,
+        clean: bool,
+        position: int,
+        extra: Extra,
     ) -> None:
         self._queues.checkpoint(position)
+        self._agenda.save(scheduled, position=position)
         self._snapshots.write(chunks, full=full, clean=clean, position=position, extra=extra)

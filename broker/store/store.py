@@ -45,6 +45,7 @@ from ..storage.log.commit_log import CommitLog
 from ..storage.log.log_reader import BatchReader
 from ..storage.log.recovery import RecoveredLog
 from ..storage.snapshot import Snapshots
+from .agenda import Agenda, EmptyAgenda
 from .carry_over import CarryOver
 from .group_commit import DoneCallback, Entry, GroupCommit, RunBlocking
 from .holds import FirstOffsets, MessageHolds
@@ -89,6 +90,7 @@ class Store:
         run_read: RunBlocking,
         run_background: RunBlocking,
         files: Files,
+        agenda: Agenda,
         quick: QuickSync | None,
     ) -> None:
         self.state = state
@@ -119,6 +121,7 @@ class Store:
             queues,
             self.commit,
             snapshots,
+            agenda,
             position=position,
             snapshot_bytes=settings.snapshot_bytes,
             run_blocking=run_background,
@@ -129,9 +132,11 @@ class Store:
             log=log,
             commit=self.commit,
             snapshotter=self.snapshotter,
+            agenda=agenda,
             run_read=run_background,
             run_commit=run_commit,
         )
+        self.agenda = agenda
         self._files = files
         self._index_kind = settings.index
         self.first_offsets = FirstOffsets(state, save=self.save_progress)
@@ -153,16 +158,21 @@ class Store:
         run_read: RunBlocking,
         run_background: RunBlocking | None = None,
         quick: QuickSync | None = None,
+        agenda: Agenda | None = None,
     ) -> Store:
         """
         Recover the store of a locked data folder. Blocks.
+
+        Args:
+            agenda: the scheduled messages, which are recovered as well; None if there are none.
 
         Raises:
             DataFolderError: a newer broker has written to this folder.
         """
         queues = open_index(files, settings.index)
         mark_others_incomplete(files, settings.index)
-        opened_state = open_state(files, queues, clock=clock)
+        agenda = agenda or EmptyAgenda()
+        opened_state = open_state(files, queues, agenda, clock=clock)
         recovered = opened_state.recovered
         log = CommitLog(
             files, segment_bytes=settings.segment_bytes, bases=recovered.bases, end=recovered.end
@@ -180,6 +190,7 @@ class Store:
             run_read=run_read,
             run_background=run_background or run_read,
             files=files,
+            agenda=agenda,
             quick=quick,
         )
 

@@ -5,8 +5,9 @@
     broker, metaserver ─ their version ─▶ database    cluster's version: the lowest of all members
 
 The cluster's version determines which formats every member can read, and never falls. So far, all
-formats are those of the first release (`tests/golden/versions/release_0_2_0.json`): a newer format
-is written only when the cluster's version includes it. A member whose version is more than one
+formats that members exchange are those of the first release
+(`tests/golden/versions/release_0_2_0.json`): a newer format is written only when the cluster's
+version includes it. A member whose version is more than one
 minor version away from the cluster's is refused, so an upgrade must proceed one minor version at a
 time.
 
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 from ..errors import InvalidRequestError, Reason, VersionError
 
-VERSION = "0.2.0"
+VERSION = "0.3.0"
 """The version of this program; the same as in `pyproject.toml`."""
 VERSION_HEADER = "Keylane-Version"
 """The HTTP header that contains the version, in requests and answers. Only keylane's clients send

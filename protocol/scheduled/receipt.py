@@ -60,7 +60,7 @@ class ScheduledView(msgspec.Struct, frozen=True, kw_only=True):
     deliver_at_ms: int
     """The time of delivery, in milliseconds since 1970."""
     size_bytes: int
-    """The approximate size in the broker's journal, in bytes."""
+    """The approximate size in the broker's log, in bytes."""
     due: bool
     """True if its time has passed: it is being delivered, or cannot be stored at present."""
     drop: str = ""

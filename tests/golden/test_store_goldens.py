@@ -125,6 +125,7 @@ def test_numbers_of_record_kinds_never_change():
         "DROPPED": 9,
         "PARKED": 10,
         "HOLD": 11,
+        "SCHEDULED": 14,
     }
 
 

@@ -8,9 +8,11 @@ import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+from keylane.broker.scheduled.agenda import ScheduledAgenda
 from keylane.broker.scheduled.records import ScheduledMessageRecord
 from keylane.broker.scheduled.scheduler import Scheduler
 from keylane.broker.scheduled.subjects import Subjects
+from keylane.broker.store.store import Store
 from keylane.protocol.clock import Clock, SystemClock
 from keylane.protocol.errors import (
     KeylaneError,
@@ -20,6 +22,7 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.http.posted import PostedMessage
 from keylane.testing.machines.disk import SimDisk
+from sim.machines.store import settings_of
 
 CLOCK = SystemClock()
 RNG = random.Random(7)
@@ -98,17 +101,47 @@ class ScriptedSubjects(Subjects):
         assert self.batches.setdefault(key, values) == values, "a repeat has the same messages"
 
 
-def open_scheduler(disk: SimDisk, *, clock: Clock = CLOCK, **limits: int) -> Scheduler:
+def open_scheduler(
+    disk: SimDisk,
+    *,
+    clock: Clock = CLOCK,
+    run_blocking: Callable[..., Any] = in_place,
+    **limits: int,
+) -> Scheduler:
+    """A scheduler on a store of its own, of whose settings `limits` may have some."""
+    settings = settings_of(
+        segment_bytes=limits.get("segment_bytes", 1 << 21),
+        snapshot_bytes=limits.get("snapshot_bytes", 1 << 28),
+    )
+    agenda = ScheduledAgenda(disk, clock)
+    store = Store.open(
+        disk, settings, clock=clock, run_commit=run_blocking, run_read=run_blocking, agenda=agenda
+    )
     return Scheduler.open(
         disk,
+        agenda,
+        store,
         clock=clock,
         rng=RNG,
-        run_blocking=in_place,
         broker_group="g1",
         count_max=limits.get("count_max", 10_000),
         bytes_max=limits.get("bytes_max", 1 << 20),
-        segment_bytes=limits.get("segment_bytes", 1 << 16),
     )
+
+
+async def close_scheduler(scheduler: Scheduler) -> None:
+    """End the deliveries, and write what was submitted."""
+    await scheduler.close()
+    await scheduler._store.commit.close()
+
+
+async def remove_old_log(scheduler: Scheduler) -> None:
+    """Remove the log up to a new segment, as retention does."""
+    store = scheduler._store
+    await store.commit.begin_segment()
+    end = store.log.bases[-1]
+    while store.log.first_position < end:
+        await store.carry_over.remove_oldest_segment()
 
 
 @contextlib.asynccontextmanager
@@ -119,7 +152,7 @@ async def running(scheduler: Scheduler, subjects: ScriptedSubjects) -> AsyncIter
     finally:
         loop.cancel()
         await asyncio.gather(loop, return_exceptions=True)
-        await scheduler.close()
+        await close_scheduler(scheduler)
 
 
 def message(name: bytes, after_ms: int = 20, *, subject: str = "s") -> ScheduledMessageRecord:

@@ -33,6 +33,8 @@ WHOLE_RECORD_BYTES_MAX = 4096
 thousands of ranges is longer.
 """
 READ_BYTES = 4 << 20
+_CONTENT = (Kind.MESSAGES, Kind.SCHEDULED)
+"""The kinds of records that contain messages, which the trail does not repeat."""
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 
 
@@ -50,7 +52,7 @@ def trail_bases(files: Files) -> list[int]:
 
 def trail_bytes(kind: int, length: int) -> int:
     """Return the number of bytes that the trail keeps of a record of `length` bytes."""
-    return HEADER_BYTES if kind == Kind.MESSAGES or length > WHOLE_RECORD_BYTES_MAX else length
+    return HEADER_BYTES if kind in _CONTENT or length > WHOLE_RECORD_BYTES_MAX else length
 
 
 class TrailWriter:

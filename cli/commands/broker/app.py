@@ -48,7 +48,7 @@ def broker_dump(
     ] = False,
     scheduled: Annotated[
         bool,
-        Option("--scheduled", help="Print the journal of scheduled messages, not the log."),
+        Option("--scheduled", help="Print the changes of scheduled messages, not all records."),
     ] = False,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:

@@ -5,7 +5,7 @@ rebuild, convert or compare its indexes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -19,11 +19,11 @@ from ....broker.partition.image import decode_partition
 from ....broker.partition.records import decode_body
 from ....broker.scheduled.records import (
     Delivered,
-    Place,
     Record,
     ScheduledForSubject,
     ScheduledMessageRecord,
     Taken,
+    decode_changes,
 )
 from ....broker.settings import INDEX_KINDS
 from ....broker.storage.data_folder import read_identity
@@ -51,6 +51,24 @@ class MessageInRecord(TypedDict):
     properties: NotRequired[dict[str, str] | str]
 
 
+class ScheduledFields(TypedDict, total=False):
+    """A change of scheduled messages, as JSON; no change has all of the fields."""
+
+    position: int
+    kind: str
+    scheduled_ids: list[str]
+    delivery: str
+    subject: str
+    logical: int
+    deliver_at_ms: int
+    sent_at_ns: int
+    value_bytes: int
+    subject_id: int
+    value: str
+    properties: dict[str, str] | str
+    damage: str
+
+
 class RecordFields(TypedDict, total=False):
     """A record of the log, as JSON; no record has all of the fields."""
 
@@ -71,27 +89,9 @@ class RecordFields(TypedDict, total=False):
     groups: list[str]
     groups_told: bool
     body: Any
+    scheduled: list[ScheduledFields]
     damage: str
     end: int
-
-
-class ScheduledFields(TypedDict, total=False):
-    """A record of the schedule journal, as JSON; no record has all of the fields."""
-
-    segment: int
-    position: int
-    kind: str
-    scheduled_ids: list[str]
-    delivery: str
-    subject: str
-    logical: int
-    deliver_at_ms: int
-    sent_at_ns: int
-    value_bytes: int
-    subject_id: int
-    value: str
-    properties: dict[str, str] | str
-    damage: str
 
 
 @contextmanager
@@ -218,35 +218,33 @@ def dump_folder(
 
 
 def dump_scheduled(folder: Path, output: OutputFormat, *, limit: int, messages: bool) -> None:
-    """Print the records of a data folder's schedule journal, oldest first, one per line."""
+    """Print the changes of scheduled messages in a data folder, oldest first, one per line."""
     printed_count = 0
 
-    def print_record(location: Place, records: list[Record]) -> None:
+    def print_changes(position: int, changes: Sequence[Record]) -> None:
         nonlocal printed_count
-        for record in records:
+        for change in changes:
             if printed_count >= limit:
                 raise _StopWalk
             printed_count += 1
-            fields = _scheduled_fields(location, record, messages=messages)
+            fields = _scheduled_fields(position, change, messages=messages)
             if output is not OutputFormat.TABLE:
                 show_row(output, fields)
             else:
                 other_fields = {
                     name: value
                     for name, value in fields.items()
-                    if name not in {"segment", "position", "kind"}
+                    if name not in {"position", "kind"}
                 }
                 text = printable(
                     "  ".join(f"{name}={value}" for name, value in other_fields.items())
                 )
-                sys.stdout.write(
-                    f"{location.segment:>6} {location.position:>10}  {fields['kind']:<9}  {text}\n"
-                )
+                sys.stdout.write(f"{position:>14}  {fields['kind']:<9}  {text}\n")
 
     with locked_folder(folder, output) as files:
         problems: list[str] = []
         with suppress(_StopWalk):
-            problems = walk_scheduled(files, print_record)[1]
+            problems = walk_scheduled(files, print_changes)[1]
     for problem in problems:
         if output is OutputFormat.TABLE:
             show_line(f"DAMAGE: {problem}")
@@ -254,11 +252,10 @@ def dump_scheduled(folder: Path, output: OutputFormat, *, limit: int, messages: 
             show_row(output, ScheduledFields(damage=problem))
 
 
-def _scheduled_fields(location: Place, record: Record, *, messages: bool) -> ScheduledFields:
-    """Return a journal record as a dict of fields."""
+def _scheduled_fields(position: int, record: Record, *, messages: bool) -> ScheduledFields:
+    """Return a change of scheduled messages as a dict of fields."""
     fields: ScheduledFields = {
-        "segment": location.segment,
-        "position": location.position,
+        "position": position,
         "kind": "WAITS"
         if isinstance(record, ScheduledMessageRecord)
         else type(record).__name__.upper(),
@@ -315,6 +312,11 @@ def _record_fields(header: Header, body: memoryview, *, messages: bool) -> Recor
         record |= {"subject": partition.facts.subject, "next_offset": partition.next_offset}
         record["groups"] = sorted(partition.groups)
         record["groups_told"] = partition.groups_told
+    elif header.kind == Kind.SCHEDULED:
+        changes = decode_changes(body, header.position)
+        record["scheduled"] = [
+            _scheduled_fields(header.position, change, messages=messages) for change in changes
+        ]
     elif header.kind != Kind.TOLD:
         record["body"] = msgspec.to_builtins({"": decode_body(header, body)})[""]
     return record

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.acceptance
 VERSION = "1.37"
 FILES = sorted(path.relative_to(DEPLOY).as_posix() for path in DEPLOY.glob("kubernetes/*"))
 OBJECTS = [document for name in FILES for document in documents(name)]
+CLASSES = sorted(path.relative_to(DEPLOY).as_posix() for path in DEPLOY.glob("storage-classes/*"))
 
 
 def kind(name: str) -> list[dict[str, Any]]:
@@ -36,6 +37,20 @@ def pod_of(workload: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("number", range(len(OBJECTS)))
 def test_object_fits_the_schema(number: int) -> None:
     kubernetes_validate.validate(OBJECTS[number], VERSION, strict=True)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_storage_class_is_what_brokers_ask_for(name: str) -> None:
+    (storage_class,) = documents(name)
+    kubernetes_validate.validate(storage_class, VERSION, strict=True)
+    assert storage_class["kind"] == "StorageClass"
+    assert storage_class["reclaimPolicy"] == "Retain"
+    brokers = [each for each in WORKLOADS.values() if each["kind"] == "StatefulSet"]
+    claims = [claim for each in brokers for claim in each["spec"]["volumeClaimTemplates"]]
+    assert {claim["spec"]["storageClassName"] for claim in claims} == {
+        storage_class["metadata"]["name"]
+    }
+    assert all(claim["spec"]["accessModes"] == ["ReadWriteOncePod"] for claim in claims)
 
 
 def test_schema_refuses_a_mistake() -> None:

@@ -1,30 +1,35 @@
-"""Writes the golden files of the journal of scheduled messages anew: `python
-tests/golden/scheduled/make_scheduled_goldens.py`.
+"""Writes the golden file of scheduled messages in the log: `python
+tests/golden/scheduled/make_scheduled_goldens.py`. Those of the journal of version 0.2, of which the
+changes are here too, are written no more.
 
 A change of a file is a change of what is stored on disks: a decision, never a repair of a test.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
-from keylane.broker.scheduled.journal import ScheduledJournal, segment_path
+from keylane.broker.scheduled.agenda import PATH, ScheduledAgenda
 from keylane.broker.scheduled.records import (
     Canceled,
     Delivered,
     DroppedMessages,
+    Place,
     Record,
     ScheduledForSubject,
     ScheduledMessageRecord,
     Taken,
+    encode_records,
 )
 from keylane.protocol.message import pack_properties
 from keylane.testing.machines.disk import SimDisk
+from sim.machines.clock import ManualClock
 
-FILE = Path(__file__).parent / "scheduled_v1.json"
+HERE = Path(__file__).parent
 A, B, C = (bytes([first, *range(15)]) for first in b"abc")
-FRAMES: list[list[Record]] = [
+FIRST: list[list[Record]] = [
     [
         ScheduledMessageRecord(
             A, 1_800_000_000_123, "orders", 1_700_000_000_000_000_001, b"later", b""
@@ -37,9 +42,7 @@ FRAMES: list[list[Record]] = [
     [Taken("scheduled-17", "orders", 1023, (A, B))],
     [Delivered("scheduled-17", (A, B))],
 ]
-
-FILE_2 = Path(__file__).parent / "scheduled_v2.json"
-FRAMES_2: list[list[Record]] = [
+SECOND: list[list[Record]] = [
     [
         ScheduledForSubject(
             A, 1_800_000_000_123, "orders", 1_700_000_000_000_000_001, b"later", b"", 7
@@ -49,26 +52,34 @@ FRAMES_2: list[list[Record]] = [
     [Canceled(B)],
     [DroppedMessages((A,))],
 ]
-"""With records of the second format; a frame without them is of the first."""
-FILES = {FILE: FRAMES, FILE_2: FRAMES_2}
+JOURNALS = {HERE / "scheduled_v1.json": FIRST, HERE / "scheduled_v2.json": SECOND}
+"""The journal of version 0.2 in its two formats."""
+LOG = HERE / "scheduled_records_v1.json"
+"""Records of the log, and the copy of the index that they lead to without the last one."""
 
 
-def journal_files(frames: list[list[Record]]) -> dict[str, bytes]:
-    """The segments of a journal of these frames, by path."""
+def log_records() -> list[bytes]:
+    return [record.data for each in (*FIRST, *SECOND) for record in encode_records(each)]
+
+
+def copy_file() -> bytes:
+    """The copy of an index with a message, an open delivery and settled messages."""
     disk = SimDisk()
-    journal = ScheduledJournal.open(disk, lambda _place, _records: None, segment_bytes=256)
-    for records in frames:
-        journal.append(records)
-    paths = [segment_path(segment) for segment in journal.segments]
-    return {path: disk.pread(path, 0, disk.size(path) or 0) for path in paths}
+    agenda = ScheduledAgenda(disk, ManualClock())
+    for position, changes in enumerate([*SECOND[:2], *FIRST[1:3]]):
+        for change in changes:
+            agenda.index.replay(change, Place(100 * position, 90))
+    agenda.save(asyncio.run(agenda.images()), position=400)
+    return disk.pread(PATH, 0, disk.size(PATH) or 0)
 
 
 def main() -> None:
-    """Write the files."""
-    for file, frames in FILES.items():
-        files = journal_files(frames)
-        lines = {path: data.hex(" ", -32).split(" ") for path, data in files.items()}
-        file.write_text(json.dumps(lines, indent=1) + "\n")
+    """Write the file."""
+    files = {"records": log_records(), PATH: [copy_file()]}
+    lines = {
+        name: [data.hex(" ", -32).split(" ") for data in pieces] for name, pieces in files.items()
+    }
+    LOG.write_text(json.dumps(lines, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from keylane.broker.scheduled import records
+from keylane.broker.scheduled import agenda, old_journal
 from keylane.broker.storage import data_folder as identity
 from keylane.broker.storage import data_folder as opening
 from keylane.metaserver.backup.file import FORMAT as BACKUP_FORMAT
@@ -53,7 +53,8 @@ def _formats() -> Iterator[tuple[str, Any]]:
     versions = {
         "record": RECORD_VERSION,
         "record flag numbered": FLAG_NUMBERED,
-        "scheduled": [records.MAGIC.decode(), records.MAGIC_2.decode()],
+        "scheduled": [old_journal.MAGIC.decode(), old_journal.MAGIC_2.decode()],
+        "agenda": agenda.MAGIC.decode(),
         "identity": identity.FORMAT,
         "opening": opening.FORMAT,
         "backup": BACKUP_FORMAT,

@@ -13,15 +13,13 @@ from typing import Any
 import pytest
 
 from keylane.broker.scheduled.records import ScheduledMessageRecord, bind_to_subject
-from keylane.broker.scheduled.scheduler import Scheduler
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import NotSentError, OutcomeUnknownError
 from keylane.protocol.scheduled.receipt import CancelOutcome
 from keylane.testing.machines.disk import Crashed, SimDisk
-from unit.broker.scheduled.test_scheduler import ScriptedSubjects, running
+from support.scheduling import ScriptedSubjects, open_scheduler, remove_old_log, running
 
 CLOCK = SystemClock()
-RNG = random.Random(11)
 MESSAGES = 12
 
 
@@ -30,15 +28,8 @@ class StoppingMachine:
 
     def __init__(self, disk: SimDisk) -> None:
         self.stopped = asyncio.Event()
-        self.scheduler = Scheduler.open(
-            disk,
-            clock=CLOCK,
-            rng=RNG,
-            run_blocking=self._run,
-            broker_group="g1",
-            count_max=1_000,
-            bytes_max=1 << 20,
-            segment_bytes=512,
+        self.scheduler = open_scheduler(
+            disk, run_blocking=self._run, segment_bytes=4_096, snapshot_bytes=4_096
         )
 
     async def _run(self, function: Callable[..., Any], /, *args: Any) -> Any:
@@ -71,6 +62,8 @@ async def live(
                 acked.discard(value)  # until the cancel is answered, either is right
                 outcome = await machine.scheduler.cancel(kept.scheduled_id)
                 (canceled if outcome is CancelOutcome.CANCELED else acked).add(value)
+            if number % 3 == 2:
+                await remove_old_log(machine.scheduler)
         while machine.scheduler.view()["count"]:
             await asyncio.sleep(0.001)
 
@@ -100,16 +93,17 @@ class AcceptingSubjects(ScriptedSubjects):
 async def test_acked_messages_are_stored_once_after_a_crash_at_any_step(seed):
     """Every ninth step, another one for each seed; some answers of subjects are lost as well."""
     rng = random.Random(seed)
-    for crash_at in range(1 + seed, 130, 12):
+    for crash_at in range(1 + seed, 250, 12):
         disk, subjects = SimDisk(), AcceptingSubjects()
-        disk.crash_at = crash_at
+        machine = StoppingMachine(disk)
+        disk.crash_at = disk.steps + crash_at
         answers = [
             (NotSentError("no broker"), False),
             (OutcomeUnknownError("lost"), False),
             (OutcomeUnknownError("lost"), True),
         ]
         subjects.errors = rng.choices(answers, k=rng.randrange(3))
-        acked, canceled = await live(StoppingMachine(disk), subjects)
+        acked, canceled = await live(machine, subjects)
         disk = disk.disk_after_crash(rng)
         scheduler = StoppingMachine(disk).scheduler
         assert scheduler.problem == ""
@@ -130,8 +124,8 @@ async def test_dropped_messages_harm_no_other_after_a_crash_at_any_step(seed):
     for crash_at in range(1 + seed, 100, 6):
         disk, subjects = SimDisk(), AcceptingSubjects()
         subjects.deleted = {9}
-        disk.crash_at = crash_at
         machine = StoppingMachine(disk)
+        disk.crash_at = disk.steps + crash_at
         acked: set[bytes] = set()
 
         async def work(machine: StoppingMachine = machine, acked: set[bytes] = acked) -> None:

@@ -1,15 +1,17 @@
-"""Frames of scheduled messages with anything in them; and a machine that stops at any step of the
-journal.
+"""Frames and records of scheduled messages with anything in them, and copies of the index of any
+moment.
 """
 
 from __future__ import annotations
 
-import random
+from unittest.mock import patch
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keylane.broker.scheduled.journal import ScheduledJournal
+from keylane.broker.scheduled import records as records_module
+from keylane.broker.scheduled.old_journal import read_frame, scan
 from keylane.broker.scheduled.records import (
     Canceled,
     Delivered,
@@ -17,13 +19,13 @@ from keylane.broker.scheduled.records import (
     Record,
     ScheduledMessageRecord,
     Taken,
-    encode_frame,
-    read_frame,
-    scan,
+    encode_records,
+    read_changes,
 )
 from keylane.broker.scheduled.schedule_index import ScheduleIndex
-from keylane.testing.machines.disk import Crashed, SimDisk
-from support.running.examples import examples
+from keylane.protocol.errors import CorruptLogError
+from keylane.protocol.record import HEADER_BYTES, stamp_record
+from support.old_journal import encode_frame
 
 ids = st.binary(min_size=16, max_size=16)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -90,39 +92,45 @@ def test_cut_segment_has_the_frames_before_the_cut(groups, data):
 @given(st.binary(max_size=300), st.integers(1, 5))
 @settings(deadline=None)
 def test_any_bytes_are_read_without_a_fault(data, number):
-    read: list[Place] = []
-    assert scan(data, number, lambda place, _more: read.append(place)).end <= len(data)
+    read: list[int] = []
+    assert scan(data, number, lambda position, _more: read.append(position)).end <= len(data)
 
 
-@given(st.integers(1, 120), st.integers(0, 2**32))
-@settings(deadline=None, max_examples=examples(200))
-def test_synced_frames_are_there_after_a_crash_at_any_step(crash_at, seed):
-    """Each frame that `append` has returned; after it at most the one that was being written."""
-    rng = random.Random(seed)
-    disk = SimDisk()
-    disk.crash_at = crash_at
-    journal = ScheduledJournal.open(disk, lambda _place, _more: None, segment_bytes=600)
-    kept: list[ScheduledMessageRecord] = []
-    under_way: list[ScheduledMessageRecord] = []
-    try:
-        for number in range(40):
-            value = rng.randbytes(rng.randrange(200))
-            under_way = [ScheduledMessageRecord(number.to_bytes(16), number, "s", 0, value, b"")]
-            journal.append(under_way)
-            kept += under_way
-    except Crashed:
-        disk = disk.disk_after_crash(rng)
-    read: list[Record] = []
-    again = ScheduledJournal.open(disk, lambda _place, more: read.extend(more), segment_bytes=600)
-    assert again.problems == []
-    assert read[: len(kept)] == kept
-    assert read[len(kept) :] in ([], under_way)
-    last = ScheduledMessageRecord(bytes(16), 1, "s", 0, b"last", b"")
-    again.append([last])
-    schedule_index = ScheduleIndex()
-    read.clear()
-    ScheduledJournal.open(disk, lambda _place, more: read.extend(more), segment_bytes=600)
-    assert read[-1] == last
-    for record in read:
-        schedule_index.replay(record, Place(1, 0, 1))
-    assert len(schedule_index.entries) >= len(kept)
+@given(st.lists(records, min_size=1, max_size=9), st.integers(60, 400))
+@settings(deadline=None)
+def test_records_of_the_log_read_back_in_their_order(written, limit):
+    """However many they are; none is larger than it has to be."""
+    with patch.object(records_module, "BODY_BYTES_MAX", limit):
+        encoded = encode_records(written)
+    assert [change for record in encoded for change in record.changes] == written
+    for record in encoded:
+        data = bytearray(record.data)
+        stamp_record(data, base_offset=0, position=77, appended_at_ms=5)
+        place = Place(77, len(data))
+        assert read_changes(bytes(data), place) == list(record.changes)
+        assert len(data) <= HEADER_BYTES + limit or len(record.changes) == 1
+        with pytest.raises(CorruptLogError):
+            read_changes(bytes(data), Place(78, len(data)))
+
+
+@given(st.lists(records, max_size=30), st.integers(0, 30))
+@settings(deadline=None)
+def test_copy_and_the_records_behind_it_lead_to_the_same_index(written, copied_at):
+    """A copy of any moment, over which records from any earlier moment on are replayed again."""
+    whole = ScheduleIndex()
+    for position, record in enumerate(written):
+        whole.replay(record, Place(position, 1))
+    before = ScheduleIndex()
+    for position, record in enumerate(written[:copied_at]):
+        before.replay(record, Place(position, 1))
+    again = ScheduleIndex()
+    for image in before.images():
+        again.restore(image)
+    first = copied_at // 2
+    for position, record in enumerate(written[first:], first):
+        again.replay(record, Place(position, 1))
+    for index in (whole, again):
+        index.finish_replay()
+    assert again.entries == whole.entries
+    assert again.deliveries == whole.deliveries
+    assert dict(again._settled_messages) == dict(whole._settled_messages)

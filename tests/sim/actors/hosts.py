@@ -19,6 +19,7 @@ from keylane.broker.control import BrokerControl
 from keylane.broker.parking import Parking
 from keylane.broker.registration import Registration
 from keylane.broker.retention.loop import RetentionLoop
+from keylane.broker.scheduled.agenda import ScheduledAgenda
 from keylane.broker.service import BrokerService
 from keylane.broker.settings import BrokerSettings
 from keylane.broker.storage.data_folder import (
@@ -470,6 +471,7 @@ class BrokerHost(Host):
             run_read=self._blocking,
             run_background=self._blocking,
             quick=HostQuickSync(self._blocking, self.lose_power),
+            agenda=ScheduledAgenda(self.disk, self.machine),
         )
         # Less than settings allow, so that it is full at times.
         store.commit._queued_bytes_max = self._queued_bytes

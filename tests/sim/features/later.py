@@ -8,6 +8,7 @@ import asyncio
 import random
 from dataclasses import replace
 
+from keylane.broker.scheduled.agenda import PATH
 from keylane.checker.events import Sent, Settled
 from keylane.producer.client import Producer
 from keylane.producer.scheduled.sending import ScheduledFuture
@@ -21,6 +22,7 @@ from keylane.protocol.errors import (
 from keylane.protocol.message import Message
 from keylane.protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
 from sim.actors.clients import ProducerHost
+from sim.actors.hosts import BrokerHost
 from sim.features.feature import Feature
 from sim.features.scheduling import SchedulingBrokerHost
 from sim.swarm import Swarm
@@ -31,7 +33,6 @@ REPEATING = (17, 52)
 """Remainders of the numbers of worlds by REPEATING_EVERY where senders ask again after a broker has
 delivered, cleaned and started again.
 """
-REPEATING_SEGMENT_BYTES = 400
 CANCELS = 0.35
 """The share of messages that are canceled."""
 
@@ -136,7 +137,10 @@ class LaterDeliveries(Feature):
 
     @classmethod
     def plan(cls, swarm: Swarm, rng: random.Random) -> Swarm:
-        return replace(swarm, fault_s=8.0, partitions=rng.choice((1, 2)))
+        # In most worlds brokers remove what is old of their logs, and write again what waits.
+        few = {"segment_bytes": 4_096, "retention_bytes": rng.choice((1, 8_192))}
+        broker = swarm.broker | (few if rng.random() < 0.7 else {})
+        return replace(swarm, fault_s=8.0, partitions=rng.choice((1, 2)), broker=broker)
 
     def build(self) -> None:
         self.due_ms: dict[bytes, int] = {}
@@ -149,9 +153,6 @@ class LaterDeliveries(Feature):
         for consumer in self.world.consumers:
             consumer.on_message = self.on_message
         self._repeating = self.world.number % REPEATING_EVERY in REPEATING
-        for broker in self.world.brokers if self._repeating else ():
-            assert isinstance(broker, SchedulingBrokerHost)
-            broker.segment_bytes = REPEATING_SEGMENT_BYTES
 
     def on_message(self, message: Message) -> None:
         due_ms = self.due_ms.get(message.value)
@@ -170,7 +171,26 @@ class LaterDeliveries(Feature):
             return
         while not self.world.faults.healed:
             await self.pause(0.6)
-            self._lose_answers()
+            if self._are_removing and self.rng.random() < 0.2:
+                self._start_without_copies(self.rng.choice(self.world.brokers))
+            else:
+                self._lose_answers()
+
+    @property
+    def _are_removing(self) -> bool:
+        """Whether brokers remove what is old of their logs."""
+        return any("retention_bytes" in broker._settings for broker in self.world.brokers)
+
+    def _start_without_copies(self, broker: BrokerHost) -> None:
+        """Start a broker again that has lost its snapshots and the copy of its scheduled messages:
+        the log alone has all that is needed.
+        """
+        if not broker.running:
+            return
+        broker.end(machine_down=False)
+        _lose_copies(broker)
+        self.world.faults.restart(broker)
+        self.world.faults.done += 1
 
     def _lose_answers(self) -> None:
         """Hold what one broker answers another for a moment, then break their connection off."""
@@ -202,6 +222,7 @@ class LaterDeliveries(Feature):
         await asyncio.sleep(0.3 + self.rng.random())
         if broker.running and not world.faults.healed:
             broker.end(machine_down=False)
+            _lose_copies(broker)
         await self.pause(0.3)
         for link in links:
             world.internet.heal_link(*link)
@@ -216,3 +237,10 @@ class LaterDeliveries(Feature):
     def settle(self) -> None:
         for value, fate in self.fates.items():
             self.world.record(Settled(value, fate))
+
+
+def _lose_copies(broker: BrokerHost) -> None:
+    for name in broker.disk.list("snapshot"):
+        broker.disk.remove(f"snapshot/{name}")
+    if broker.disk.size(PATH) is not None:
+        broker.disk.remove(PATH)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import Callable
-from typing import Any
 
 from keylane.broker.peers import Peers
 from keylane.broker.posting import MessagePosting
 from keylane.broker.registration import Registration
+from keylane.broker.scheduled.agenda import ScheduledAgenda
 from keylane.broker.scheduled.scheduler import Scheduler
 from keylane.broker.scheduling import Scheduling
 from keylane.broker.service import BrokerService
@@ -18,32 +16,26 @@ from keylane.protocol.frames import CancelScheduled, Schedule
 from keylane.testing.machines.network import SimNetwork
 from sim.actors.hosts import BrokerHost
 
-SEGMENT_BYTES = 2_000
-"""Of the journal: it turns and is cleaned within a seed."""
-
 
 class SchedulingBrokerHost(BrokerHost):
     """See the module."""
 
-    commits = BrokerHost.commits | {"append"}
     scheduler: Scheduler | None = None
-    segment_bytes = SEGMENT_BYTES
-    """Of the journal; set by the feature."""
 
     def _begin_more(
         self, store: Store, service: BrokerService, registration: Registration, network: SimNetwork
     ) -> None:
         rng = random.Random(f"{self.name} scheduled {self.starts}")
-        self._turn = asyncio.Lock()
+        assert isinstance(store.agenda, ScheduledAgenda)
         scheduler = self.scheduler = Scheduler.open(
             self.disk,
+            store.agenda,
+            store,
             clock=self.machine,
             rng=random.Random(rng.getrandbits(64)),
-            run_blocking=self._one_by_one,
             broker_group=self.group,
             count_max=10_000,
             bytes_max=1 << 24,
-            segment_bytes=self.segment_bytes,
         )
         peers = Peers(service, self.group, self._meta, network)
         posting = MessagePosting(peers, clock=self.machine, rng=rng)
@@ -60,16 +52,6 @@ class SchedulingBrokerHost(BrokerHost):
         service.register_handler(CancelScheduled, scheduling.cancel)
         self.spawn(scheduler.run(posting, registration), self.process.context.copy())
 
-    async def _one_by_one(self, function: Callable[..., Any], /, *args: Any) -> Any:
-        """Run `function` as the only thread of a pool does: in the order of the calls, whether its
-        caller waits or not.
-        """
-        return await asyncio.shield(asyncio.ensure_future(self._in_turn(function, *args)))
-
-    async def _in_turn(self, function: Callable[..., Any], *args: Any) -> Any:
-        async with self._turn:
-            return await self._blocking(function, *args)
-
     @property
     def keeps(self) -> bool:
         """Whether scheduled messages, or deliveries of them, are left; unknown, and so True, while
@@ -79,5 +61,5 @@ class SchedulingBrokerHost(BrokerHost):
         return scheduler is None or bool(
             scheduler._schedule_index.entries
             or scheduler._schedule_index.deliveries
-            or scheduler._writer._queue
+            or scheduler._pending_messages
         )

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 
 from keylane.broker import control as broker_control
 from keylane.broker.partition.dropped import DroppedPartitions
-from keylane.broker.scheduled.journal import JournalWriter, ScheduledJournal
-from keylane.broker.scheduled.records import Place, Taken
+from keylane.broker.scheduled.agenda import ScheduledAgenda
+from keylane.broker.scheduled.records import Place, Taken, read_changes
 from keylane.broker.scheduled.schedule_index import ScheduleIndex
 from keylane.broker.scheduled.scheduler import Scheduler
 from keylane.metaserver.catalogue import service as catalogue_service
@@ -123,13 +123,13 @@ def halves_change_their_numbers(patches: Patches) -> None:
 def scheduled_told_before_durable(patches: Patches) -> None:
     """A message for later is accepted while it is being written."""
 
-    async def keep(self: Any, messages: Any) -> None:
-        writing = asyncio.ensure_future(real(self, messages))
-        await asyncio.sleep(0)
-        if writing.done():
-            await writing
+    def begin(self: Any, messages: Any) -> Any:
+        pending = real(self, messages)
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return pending._replace(done=done)
 
-    real = patches.set(Scheduler, "_add_writing", keep)
+    real = patches.set(Scheduler, "_begin_writing", begin)
 
 
 def cancel_told_before_durable(patches: Patches) -> None:
@@ -146,15 +146,15 @@ def cancel_told_before_durable(patches: Patches) -> None:
 def deliveries_are_not_noted(patches: Patches) -> None:
     """A delivery begins before its key is durable; after a crash it has another one."""
 
-    def submit(self: Any, records: Any, **kwargs: Any) -> Any:
-        if not any(isinstance(record, Taken) for record in records):
-            return real(self, records, **kwargs)
-        kwargs["then"](Place(1, 0, 0))
+    def submit(self: Any, changes: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(change, Taken) for change in changes):
+            return real(self, changes, **kwargs)
+        kwargs["on_durable"](changes, Place(self._store.log.end, 0))
         done = asyncio.get_running_loop().create_future()
         done.set_result(None)
         return done
 
-    real = patches.set(JournalWriter, "submit", submit)
+    real = patches.set(Scheduler, "_submit", submit)
 
 
 def unknown_deliveries_are_given_back(patches: Patches) -> None:
@@ -188,19 +188,55 @@ def repeats_are_kept_again(patches: Patches) -> None:
 
 def settled_messages_go_with_their_segment(patches: Patches) -> None:
     """What became of a message is not written again; after a start its repeat is a new one."""
-    patches.set(ScheduleIndex, "_settled_in", lambda _self, _scheduled_ids, _segment: ())
+    patches.set(ScheduleIndex, "settled_changes", lambda _self, _below: [])
 
 
-def unfinished_writes_stay(patches: Patches) -> None:
-    """What a full disk has left of a write stays in a segment of the journal when the next one
-    begins.
+def waiting_messages_go_with_their_segment(patches: Patches) -> None:
+    """Retention removes the log up to a position where messages wait for their time, and writes
+    none of them again.
     """
-    patches.set(ScheduledJournal, "_cut_unfinished", lambda _self, _segment: None)
+
+    async def rewrite(*_args: Any) -> None:
+        pass
+
+    patches.set(ScheduledAgenda, "_rewrite_messages", rewrite)
 
 
-def failed_syncs_leave_holes(patches: Patches) -> None:
-    """A start takes the last frame of a journal from the page cache, and writes behind it."""
-    patches.set(ScheduledJournal, "_write_again", lambda _self, _place: None)
+def messages_are_written_again_behind_their_end(patches: Patches) -> None:
+    """A message that is being canceled or was just delivered is written again behind that."""
+
+    async def rewrite(self: Any, position: int, log: Any, commit: Any, run_read: Any) -> None:
+        queued = []
+        for entry in list(self.index.entries.values()):
+            if entry.place.position < position:
+                changes = read_changes(await run_read(log.read, *entry.place), entry.place)
+                queued += [
+                    each
+                    for each in changes
+                    if getattr(each, "value", None) is not None
+                    and each.scheduled_id == entry.scheduled_id
+                ]
+        if queued:
+            await self._write(queued, commit)
+
+    patches.set(ScheduledAgenda, "_rewrite_messages", rewrite)
+
+
+def copies_are_taken_for_the_newest(patches: Patches) -> None:
+    """A start reads the copy of the scheduled messages, and not the log behind it."""
+
+    def on_record(self: Any, header: Any, body: Any) -> None:
+        if not self._position:
+            real(self, header, body)
+
+    real = patches.set(ScheduledAgenda, "on_record", on_record)
+
+
+def open_deliveries_go_with_their_segment(patches: Patches) -> None:
+    """The record of a delivery without an answer is not written again: a start delivers its
+    messages under another key.
+    """
+    patches.set(ScheduleIndex, "open_deliveries", lambda _self, _below: [])
 
 
 def due_before_the_time(patches: Patches) -> None:
@@ -289,8 +325,10 @@ BREAKS: tuple[Breaks, ...] = (
     unknown_deliveries_are_given_back,
     repeats_are_kept_again,
     settled_messages_go_with_their_segment,
-    unfinished_writes_stay,
-    failed_syncs_leave_holes,
+    waiting_messages_go_with_their_segment,
+    messages_are_written_again_behind_their_end,
+    copies_are_taken_for_the_newest,
+    open_deliveries_go_with_their_segment,
     due_before_the_time,
     rows_of_a_partition_run_backwards,
     rows_given_up_count_as_stored,

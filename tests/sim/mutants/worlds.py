@@ -14,7 +14,7 @@ from sim.features.harder.past import ForgottenCutOvers
 from sim.features.harder.quotas import Quotas
 from sim.features.instances import Instances
 from sim.features.lacking import OnLostDisks
-from sim.features.later import REPEATING, REPEATING_EVERY, LaterDeliveries
+from sim.features.later import LaterDeliveries
 from sim.features.live_resets import LiveResetting, sets_parts
 from sim.features.loops import PROMPT, PROMPT_EVERY, Loops
 from sim.features.world import feature_plan_of, kind_of
@@ -113,27 +113,12 @@ def _batches_wait_unopened(seed: int) -> bool:
     return parks and small and plan.consumers == 1
 
 
-def _journals_are_full(seed: int) -> bool:
-    """Disks are full while journals of scheduled messages turn often, and brokers are started
-    again.
-    """
-    number = seed - FEATURES_FIRST
-    often = number % REPEATING_EVERY in REPEATING
-    if kind_of(number) is not LaterDeliveries or not often:
-        return False
-    plan = feature_plan_of(number)
-    return "broker_full" in plan.faults and plan.gap_s < OFTEN_S
-
-
-def _syncs_of_journals_fail(seed: int) -> bool:
-    """Syncs fail under scheduled messages, brokers are started again, and their machines lose
-    power.
-    """
+def _scheduled_logs_are_removed(seed: int) -> bool:
+    """Brokers remove what is old of their logs under scheduled messages."""
     number = seed - FEATURES_FIRST
     if kind_of(number) is not LaterDeliveries:
         return False
-    plan = feature_plan_of(number)
-    return "broker_flush" in plan.faults and plan.gap_s < OFTEN_S
+    return "retention_bytes" in feature_plan_of(number).broker
 
 
 def _disks_with_retries_are_lost(seed: int) -> bool:
@@ -155,7 +140,6 @@ SHOWN_IN: dict[str, Callable[[int], bool]] = {
     "deadline_by_the_calendar": _calendars_jump_in_silence,
     "deadline_from_the_answer": _leases_end_with_messages,
     "detour_told_by_batch": _mixed_batches_leave_home,
-    "failed_syncs_leave_holes": _syncs_of_journals_fail,
     "group_is_granted_while_cursors_are_set": _cursors_take_long,
     "keys_go_on_behind_damage": _is(DamagedParks),
     "late_joins_begin_again": _joins_come_late,
@@ -164,16 +148,19 @@ SHOWN_IN: dict[str, Callable[[int], bool]] = {
     "lost_messages_are_sent_again": _disks_are_lost,
     "lost_parents_are_waited_for": _disks_with_retries_are_lost,
     "margin_on_the_wrong_side": _leases_end_with_messages,
+    "messages_are_written_again_behind_their_end": _scheduled_logs_are_removed,
     "new_messages_overtake_suspects": _is(Killers),
     "no_message_is_suspected": _is(Killers),
+    "open_deliveries_go_with_their_segment": _scheduled_logs_are_removed,
     "quotas_are_looked_up_for_everybody_alone": _is(Quotas),
     "reset_of_a_child_forgets_its_parents": _partitions_are_reset_alone,
     "running_publications_are_forgotten": _is(ForgottenCutOvers),
     "second_copy_not_declared": _batches_leave_home,
+    "settled_messages_go_with_their_segment": _scheduled_logs_are_removed,
     "suspects_are_handed_out_together": _is(Killers),
-    "unfinished_writes_stay": _journals_are_full,
     "unheard_sessions_hold_the_place": _joins_come_late,
     "unreadable_parked_messages_are_given_up": _is(DamagedParks),
+    "waiting_messages_go_with_their_segment": _scheduled_logs_are_removed,
 }
 """By the mutant's name: whether the world of a seed may show it."""
 

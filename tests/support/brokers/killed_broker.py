@@ -10,6 +10,7 @@ import copy
 import os
 import shutil
 import signal
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -20,19 +21,33 @@ from keylane.broker.storage.index.kinds import mark_incomplete
 from keylane.broker.storage.log.commit_log import segment_bases, segment_path
 from keylane.broker.storage.snapshot import FOLDER as SNAPSHOTS
 from keylane.protocol import endpoints
-from keylane.protocol.batch import batch_starts, columns
+from keylane.protocol.batch import batch_starts, columns, encode_batch
 from keylane.protocol.control import BrokerHeartbeat, BrokerWelcome
 from keylane.protocol.errors import InvalidRequestError, KeylaneError, OffsetOutOfRangeError
-from keylane.protocol.frames import Ack, Acked, Acquire, Acquired, Append, Appended, Batches, Read
+from keylane.protocol.frames import (
+    Ack,
+    Acked,
+    Acquire,
+    Acquired,
+    Append,
+    Appended,
+    Batches,
+    CancelScheduled,
+    Read,
+    Schedule,
+)
 from keylane.protocol.progress import RegisterGroups
+from keylane.protocol.routing import OrderStrategy, Route, RouteVersion
+from keylane.protocol.scheduled.receipt import CancelOutcome
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
-from keylane.rpc.server import ControlRoute, Server
+from keylane.rpc.server import ControlRoute, Params, Server
 from sim.machines.store import SESSION, batch, facts
 from support.brokers.broker_forks import Forks
 
 KILLED = -signal.SIGKILL
 COUNT = 3
+AT_MS = int((time.time() + 300 * 86_400) * 1_000)
 """Messages of a batch."""
 
 
@@ -44,6 +59,11 @@ class ToldBeforeKill:
     """sequence → base offset"""
     token: int = 0
     cursor: int = 0
+    scheduled: set[bytes] = field(default_factory=set)
+    """Ids of the scheduled messages that wait."""
+    canceled: set[bytes] = field(default_factory=set)
+    doubtful: set[bytes] = field(default_factory=set)
+    """Ids of those of which a cancel, or the message itself, has no answer yet."""
 
 
 def data_of(number: int) -> bytes:
@@ -52,15 +72,25 @@ def data_of(number: int) -> bytes:
 
 @contextlib.asynccontextmanager
 async def _desk() -> AsyncIterator[str]:
-    """The address of a metaserver's call that takes reports: retention removes nothing before the
-    first.
+    """The address of a metaserver that takes reports, before which retention removes nothing, and
+    knows the subject of scheduled messages.
     """
 
     async def welcome(_body: BrokerHeartbeat, _params: object) -> BrokerWelcome:
         return BrokerWelcome(heartbeat_ms=1_000, ttl_ms=10_000)
 
-    route = ControlRoute(endpoints.BROKER_HEARTBEAT, welcome)
-    server = Server([route])
+    async def route(_body: object, params: Params) -> Route:
+        return Route(
+            subject=params["subject"],
+            version=RouteVersion(1),
+            order_strategy=OrderStrategy.STRICT,
+            partitions=(),
+            subject_id=1,
+        )
+
+    server = Server(
+        [ControlRoute(endpoints.BROKER_HEARTBEAT, welcome), ControlRoute(endpoints.ROUTE, route)]
+    )
     await server.start("127.0.0.1", 0)
     try:
         yield server.address
@@ -186,12 +216,45 @@ class Run:
             answer, _ = await client.call(Ack(1, "audit", SESSION, token, ((0, upto),)))
             assert isinstance(answer, Acked)
             known.cursor = max(known.cursor, answer.cursor)
+            await self._schedule(client, first)
+
+    async def _schedule(self, client: BrokerClient, first: int) -> None:
+        """Schedule two messages for the next year, the second under an id that a life before may
+        have used; cancel one of three.
+        """
+        known = self._known
+        for number in (first, first + 1):
+            scheduled_id = b"%016d" % number
+            known.doubtful.add(scheduled_id)
+            if scheduled_id not in known.canceled:
+                message = encode_batch(
+                    partition_id=0,
+                    sent_at_ns=[1],
+                    keys=[b""],
+                    values=[b"later" * 40],
+                    producer_id=7,
+                    producer_epoch=0,
+                    sequence=0,
+                )
+                await client.call(Schedule("s", AT_MS, scheduled_id), message)
+                known.scheduled.add(scheduled_id)
+            if number % 3 == 0:
+                known.scheduled.discard(scheduled_id)
+                canceled, _ = await client.call(CancelScheduled(scheduled_id))
+                assert canceled.outcome == CancelOutcome.CANCELED
+                known.canceled.add(scheduled_id)
+            known.doubtful.discard(scheduled_id)
 
     async def _check(self, client: BrokerClient) -> None:
         """Every message that a group still needs is there, once and in order; fence and cursor did
         not fall.
         """
         known = self._known
+        page = await client.control(endpoints.SCHEDULED, limit=1_000)
+        waiting = [bytes.fromhex(each.scheduled_id) for each in page.messages]
+        assert len(waiting) == len(set(waiting))
+        assert known.scheduled - known.doubtful <= set(waiting)
+        assert not (known.canceled - known.doubtful) & set(waiting)
         (group,) = (await client.control(endpoints.PARTITION, id=1)).groups
         assert group.token >= known.token
         assert group.cursor >= known.cursor

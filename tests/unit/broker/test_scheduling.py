@@ -220,8 +220,8 @@ async def test_message_is_kept_for_the_subject_that_has_the_name_now():
 async def test_next_messages_are_listed_by_their_times():
     calls = SchedulingCalls()
     calls.messages.entries = [
-        ScheduledEntry(ID, NOW_MS + 5, "s", 100, Place(1, 0, 1), NOW_MS + 5),
-        ScheduledEntry(ID, NOW_MS, "s", 100, Place(1, 0, 1), NOW_MS),
+        ScheduledEntry(ID, NOW_MS + 5, "s", 100, Place(0, 1), NOW_MS + 5),
+        ScheduledEntry(ID, NOW_MS, "s", 100, Place(0, 1), NOW_MS),
     ]
     page = await calls.scheduling.list_soonest(None, {"subject": "s", "limit": "2"})
     assert [(each.deliver_at_ms - NOW_MS, each.due) for each in page.messages] == [
@@ -421,7 +421,7 @@ async def test_list_marks_messages_that_will_be_dropped():
                 waits.deliver_at_ms,
                 subject,
                 waits.size,
-                Place(0, 0, 0),
+                Place(0, 0),
                 waits.deliver_at_ms,
                 subject_id=subject_id,
             )

@@ -24,7 +24,6 @@ from keylane.broker.scheduled.schedule_index import (
     DELIVERY_BYTES_MAX,
     DELIVERY_COUNT_MAX,
     DUE_MAX,
-    SETTLED_BYTES,
     SETTLED_MAX,
     ScheduledEntry,
     ScheduleIndex,
@@ -33,7 +32,7 @@ from keylane.protocol.errors import Reason
 from keylane.protocol.scheduled.receipt import CancelOutcome
 from support.raising import raises
 
-PLACE = Place(1, 0, 100)
+PLACE = Place(100, 100)
 CANCELED, DELIVERED = CancelOutcome.CANCELED, CancelOutcome.DELIVERED
 R = TypeVar("R")
 
@@ -72,7 +71,7 @@ def soonest(
 
 def cancel(schedule_index: ScheduleIndex, name: str) -> None:
     assert schedule_index.cancel(number(name)) is None
-    schedule_index.on_canceled(number(name), PLACE.segment)
+    schedule_index.on_canceled(number(name), PLACE.position)
 
 
 def taken(schedule_index: ScheduleIndex, now_ms: int, boot_ms: int = 0) -> list[list[str]]:
@@ -171,10 +170,10 @@ def test_dropped_message_is_settled_and_the_others_of_its_delivery_wait():
     schedule_index.begin_delivery(Taken("d", "s", 0, (number("a"), number("b"))), 1)
     schedule_index.requeue([number("b")])
     schedule_index.begin_drop([number("a")])
-    assert schedule_index.is_settling(PLACE.segment)
-    assert not schedule_index.select_needed([waits("a", 10)], PLACE.segment)
-    schedule_index.on_dropped([number("a")], PLACE.segment)
-    assert not schedule_index.is_settling(PLACE.segment)
+    assert schedule_index.is_settling(PLACE.position + 1)
+    assert not schedule_index.is_needed(number("a"), PLACE)
+    schedule_index.on_dropped([number("a")], 300)
+    assert not schedule_index.is_settling(PLACE.position + 1)
     assert schedule_index.cancel(number("a")) is CancelOutcome.DROPPED
     schedule_index.release_subject("s")
     assert taken(schedule_index, 10) == [["b"]]
@@ -263,7 +262,7 @@ def test_replay_finds_a_dropped_message_of_a_delivery():
 def replayed(*records: object) -> ScheduleIndex:
     schedule_index = ScheduleIndex()
     for position, record in enumerate(records):
-        schedule_index.replay(record, Place(1, position, 1))
+        schedule_index.replay(record, Place(position, 1))
     schedule_index.finish_replay()
     return schedule_index
 
@@ -307,25 +306,27 @@ def test_replay_knows_records_that_were_written_again():
     assert not schedule_index.entries
 
 
-def test_segment_is_settling_until_the_records_that_settle_its_messages_are_durable():
-    """Meanwhile its messages are neither written again nor removed."""
+def test_records_are_settling_until_the_ones_that_settle_their_messages_are_durable():
+    """Meanwhile the messages are neither written again nor removed."""
+    a, b = number("a"), number("b")
     schedule_index = schedule_index_of(waits("a", 10), waits("b", 20))
-    assert not schedule_index.is_settling(1)
-    schedule_index.cancel(number("b"))
-    assert schedule_index.is_settling(1)
-    assert not schedule_index.select_needed([waits("b", 20)], 1)
-    schedule_index.requeue([number("b")])
-    assert not schedule_index.is_settling(1)
-    assert schedule_index.select_needed([waits("b", 20)], 1)
+    assert not schedule_index.is_settling(101)
+    schedule_index.cancel(b)
+    assert schedule_index.is_settling(101)
+    assert not schedule_index.is_settling(100), "only what is below a position is removed"
+    assert not schedule_index.is_needed(b, PLACE)
+    schedule_index.requeue([b])
+    assert not schedule_index.is_settling(101)
+    assert schedule_index.is_needed(b, PLACE)
+    assert not schedule_index.is_needed(b, Place(90, 1)), "it was written again"
     taken(schedule_index, 10)
-    schedule_index.begin_delivery(Taken("d", "s", 0, (number("a"),)), 3)
+    schedule_index.begin_delivery(Taken("d", "s", 0, (a,)), 50)
     schedule_index.end_delivery("d")
-    assert schedule_index.is_settling(1)
-    assert schedule_index.is_settling(3)
-    assert not schedule_index.is_settling(2)
-    assert not schedule_index.select_needed([waits("a", 10)], 1)
-    schedule_index.on_delivered(Delivered("d", (number("a"),)), 3)
-    assert not schedule_index.is_settling(1)
+    assert schedule_index.is_settling(51)
+    assert not schedule_index.is_settling(50)
+    assert not schedule_index.is_needed(a, PLACE)
+    schedule_index.on_delivered(Delivered("d", (a,)), 300)
+    assert not schedule_index.is_settling(101)
 
 
 def test_end_of_a_delivery_settles_its_messages_when_its_beginning_is_removed():
@@ -337,13 +338,17 @@ def test_end_of_a_delivery_settles_its_messages_when_its_beginning_is_removed():
 
 def test_only_waiting_messages_and_open_deliveries_are_written_again():
     schedule_index = replayed(A, B, TAKEN, waits("c", 15), waits("d", 16), Canceled(number("d")))
-    needed = [A, B, TAKEN, waits("c", 15)]
-    assert schedule_index.select_needed([*needed, waits("d", 16)], 1) == needed
-    assert schedule_index.select_needed(needed, 2) == []
-    schedule_index.relocate(needed, Place(2, 0, 1))
-    assert schedule_index.select_needed(needed, 2) == needed
+    assert schedule_index.is_needed(A.scheduled_id, Place(0, 1))
+    assert schedule_index.is_needed(number("c"), Place(3, 1))
+    assert not schedule_index.is_needed(number("d"), Place(4, 1))
+    assert schedule_index.open_deliveries(2) == []
+    assert schedule_index.open_deliveries(3) == schedule_index.open_deliveries() == [TAKEN]
+    schedule_index.relocate([A, B, TAKEN, waits("c", 15)], Place(20, 1))
+    assert not schedule_index.is_needed(A.scheduled_id, Place(0, 1))
+    assert schedule_index.is_needed(A.scheduled_id, Place(20, 1))
+    assert schedule_index.open_deliveries(20) == []
     cancel(schedule_index, "c")
-    schedule_index.relocate([waits("c", 15)], Place(3, 0, 1))
+    schedule_index.relocate([waits("c", 15)], Place(30, 1))
     assert number("c") not in schedule_index.entries
 
 
@@ -356,16 +361,16 @@ def test_only_waiting_messages_and_open_deliveries_are_written_again():
     ],
     ids=["canceled", "delivered", "dropped"],
 )
-def test_end_of_a_message_is_written_again_when_its_segment_is_removed(end):
+def test_end_of_a_message_is_written_again_when_its_record_is_removed(end):
     """A start that finds nothing else knows what became of the message."""
     records = [A, B, TAKEN, end] if not isinstance(end, Canceled) else [A, end]
     schedule_index = replayed(*records)
-    assert schedule_index.select_needed(records, 2) == []
-    again = schedule_index.select_needed(records, PLACE.segment)
+    assert schedule_index.settled_changes(len(records) - 1) == []
+    again = schedule_index.settled_changes(len(records))
     assert len(again) == 1
-    schedule_index.relocate(again, Place(2, 0, 1))
-    assert schedule_index.select_needed([end], PLACE.segment) == []
-    assert schedule_index.select_needed(again, 2) == again
+    schedule_index.relocate(again, Place(20, 1))
+    assert schedule_index.settled_changes(20) == []
+    assert schedule_index.settled_changes(21) == again
     later = replayed(*again)
     assert later.knows(A.scheduled_id)
     assert later.cancel(A.scheduled_id) is schedule_index.cancel(A.scheduled_id)
@@ -374,7 +379,7 @@ def test_end_of_a_message_is_written_again_when_its_segment_is_removed(end):
 def test_ends_of_deliveries_are_one_record_when_they_are_written_again():
     first, second = Delivered("d", TAKEN.scheduled_ids), Delivered("e", (number("c"),))
     schedule_index = replayed(A, B, waits("c", 15), first, second)
-    again = schedule_index.select_needed([first, second, first], PLACE.segment)
+    again = schedule_index.settled_changes()
     assert again == [Delivered("", (*TAKEN.scheduled_ids, number("c")))]
 
 
@@ -382,13 +387,9 @@ def test_end_of_a_delivery_is_not_written_again_until_it_is_durable():
     schedule_index = replayed(A, B, TAKEN)
     schedule_index.end_delivery("d")
     delivered = Delivered("d", TAKEN.scheduled_ids)
-    assert (
-        schedule_index.select_needed([delivered], 1)
-        == schedule_index.select_needed([delivered], 2)
-        == []
-    )
-    schedule_index.on_delivered(delivered, 2)
-    assert schedule_index.select_needed([delivered], 2) == [Delivered("", TAKEN.scheduled_ids)]
+    assert schedule_index.settled_changes() == []
+    schedule_index.on_delivered(delivered, 9)
+    assert schedule_index.settled_changes() == [Delivered("", TAKEN.scheduled_ids)]
 
 
 def test_end_of_a_forgotten_message_is_not_written_again():
@@ -399,20 +400,41 @@ def test_end_of_a_forgotten_message_is_not_written_again():
     for each in range(SETTLED_MAX - 1):
         cancel(schedule_index, f"{each}")
     assert not schedule_index.knows(A.scheduled_id)
-    again = schedule_index.select_needed([delivered], PLACE.segment)
+    again = schedule_index.settled_changes(4)
     assert again == [Delivered("", (B.scheduled_id,))]
-    schedule_index.add(A, Place(2, 0, 1))
-    schedule_index.relocate(again, Place(3, 0, 1))
+    schedule_index.add(A, Place(20_000, 1))
+    schedule_index.relocate(again, Place(30_000, 1))
     assert list(schedule_index.entries) == [A.scheduled_id]
 
 
-def test_settled_messages_count_as_bytes_of_the_journal():
-    """Else it would be cleaned again and again for them."""
-    schedule_index = schedule_index_of(A, B)
-    before = schedule_index.journal_bytes
-    cancel(schedule_index, "a")
-    assert schedule_index.bytes == B.size
-    assert schedule_index.journal_bytes == before - A.size + SETTLED_BYTES
+def copied(schedule_index: ScheduleIndex) -> ScheduleIndex:
+    copy = ScheduleIndex()
+    for image in schedule_index.images():
+        copy.restore(image)
+    return copy
+
+
+def test_copy_has_what_the_index_has():
+    schedule_index = replayed(
+        *(A, bind_to_subject(B, 7), TAKEN, waits("c", 15), waits("d", 16), waits("e", 17)),
+        *(Canceled(number("d")), DroppedMessages((number("e"),))),
+    )
+    copy = copied(schedule_index)
+    copy.finish_replay()
+    assert copy.entries == schedule_index.entries
+    assert copy.deliveries == schedule_index.deliveries
+    assert copy.settled_changes() == schedule_index.settled_changes()
+    assert copy.bytes == schedule_index.bytes
+    assert taken(copy, 100) == [["c"]]
+
+
+def test_copy_knows_the_end_of_a_delivery_when_its_record_is_not_durable():
+    """The batch is stored; its record is written again before anything of the log is removed."""
+    schedule_index = replayed(A, B, TAKEN)
+    schedule_index.end_delivery("d")
+    copy = copied(schedule_index)
+    assert copy.cancel(A.scheduled_id) is DELIVERED
+    assert copy.settled_changes(1) == [Delivered("", TAKEN.scheduled_ids)]
 
 
 def test_canceled_messages_take_no_memory_until_their_times():

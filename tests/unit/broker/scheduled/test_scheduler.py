@@ -11,10 +11,7 @@ from typing import Any
 
 import pytest
 
-from keylane.broker.scheduled.journal import SEGMENT_BYTES, segment_path
 from keylane.broker.scheduled.records import ScheduledMessageRecord, bind_to_subject
-from keylane.broker.scheduled.schedule_index import SETTLED_BYTES
-from keylane.broker.scheduled.scheduler import open_schedule
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
@@ -36,8 +33,10 @@ from support.raising import raises
 from support.scheduling import (
     CLOCK,
     ScriptedSubjects,
+    close_scheduler,
     message,
     open_scheduler,
+    remove_old_log,
     running,
     until,
 )
@@ -241,19 +240,25 @@ async def test_overdue_messages_are_delivered_at_a_start_in_the_order_of_their_t
 
 async def test_full_disk_refuses_messages_and_cancels_until_it_has_room():
     disk, subjects = SimDisk(), ScriptedSubjects()
-    scheduler = open_scheduler(disk)
+    scheduler = open_scheduler(disk, bytes_max=1 << 24)
     kept = message(b"a", 200)
     async with running(scheduler, subjects):
         await scheduler.schedule([kept])
         disk.free_space = 10
         with pytest.raises(DiskFullError):
-            await scheduler.schedule([message(b"b")])
-        with pytest.raises(DiskFullError):
+            await scheduler.schedule([large(b"b"), large(b"c")])  # more than the log has reserved
+        with pytest.raises(BrokerReadOnlyError, match="the disk is full"):
             await scheduler.cancel(kept.scheduled_id)
         disk.free_space = None
-        await scheduler.schedule([message(b"c")])
+        scheduler._commit._disk_full_until_ms = 1  # a second later
+        await scheduler.schedule([message(b"d")])
         await until(lambda: scheduler.view()["count"] == 0)
-    assert sorted(subjects.values) == [b"a", b"c"]
+    assert sorted(subjects.values) == [b"a", b"d"]
+
+
+def large(name: bytes) -> ScheduledMessageRecord:
+    due_ms = CLOCK.wall_ms() + 10_000_000
+    return ScheduledMessageRecord(name.rjust(16, b"-"), due_ms, "s", 1, bytes((1 << 20) - 200), b"")
 
 
 async def test_failed_sync_ends_all_writes():
@@ -264,7 +269,7 @@ async def test_failed_sync_ends_all_writes():
     with pytest.raises(FlushFailedError):
         await scheduler.schedule([message(b"b")])
     disk.failing_operation = ""
-    with pytest.raises(BrokerReadOnlyError, match="cannot be written"):
+    with pytest.raises(BrokerReadOnlyError, match="takes no writes"):
         await scheduler.schedule([message(b"c")])
     # A refusal would say that it is not kept, and it would be sent again under another id.
     assert await scheduler.schedule([message(b"a")]) == [True]
@@ -272,14 +277,14 @@ async def test_failed_sync_ends_all_writes():
     assert scheduler.view()["count"] == 1
 
 
-async def test_callers_are_told_when_the_writer_meets_a_bug(monkeypatch):
+async def test_callers_are_told_when_the_log_meets_a_bug(monkeypatch):
     """No call waits for ever, and nothing is written behind what may be half written."""
 
     def broken(_records: object) -> None:
         raise ValueError("impossible")
 
     scheduler = open_scheduler(SimDisk())
-    monkeypatch.setattr(scheduler._journal, "append", broken)
+    monkeypatch.setattr(scheduler._store.log, "write", broken)
     async with running(scheduler, ScriptedSubjects()), asyncio.timeout(10):
         with pytest.raises(FlushFailedError, match="a bug in the broker: ValueError"):
             await scheduler.schedule([message(b"a")])
@@ -288,31 +293,36 @@ async def test_callers_are_told_when_the_writer_meets_a_bug(monkeypatch):
         assert "impossible" in scheduler.problem
 
 
-async def test_damaged_journal_serves_and_delivers_nothing():
-    """A record that is lost may say that a message was canceled; the damage is told, and the file
-    stays as it is.
+async def test_damaged_log_serves_and_delivers_no_scheduled_message():
+    """A record that is lost may say that a message was canceled. The damage is shown again after a
+    snapshot, until the folder of scheduled messages is moved away.
     """
     disk, subjects = SimDisk(), ScriptedSubjects()
     scheduler = open_scheduler(disk)
     for name in (b"a", b"b", b"c"):
-        await scheduler.schedule([message(name)])
-    await scheduler.close()
-    path = segment_path(1)
-    disk.contents[path].data[100] ^= 1
-    before = bytes(disk.contents[path].data)
-    scheduler = open_scheduler(disk)
-    async with running(scheduler, subjects):
-        await asyncio.sleep(0.1)
-        with pytest.raises(CorruptLogError, match="damaged"):
-            await scheduler.schedule([message(b"d")])
-        with pytest.raises(CorruptLogError):
-            await scheduler.cancel(b"a".rjust(16, b"-"))
+        await scheduler.schedule([message(name, 60_000)])
+    await close_scheduler(scheduler)
+    (path,) = (f"log/{name}" for name in disk.list("log") if name.endswith(".log"))
+    second = bytes(disk.contents[path].data).index(b"b".rjust(16, b"-"))
+    disk.contents[path].data[second] ^= 1
+    for _ in range(2):
+        scheduler = open_scheduler(disk)
+        async with running(scheduler, subjects):
+            await asyncio.sleep(0.05)
+            with pytest.raises(CorruptLogError, match="damaged"):
+                await scheduler.schedule([message(b"d")])
+            with pytest.raises(CorruptLogError):
+                await scheduler.cancel(b"a".rjust(16, b"-"))
+        assert await scheduler._store.snapshotter.write()
     assert subjects.values == []
-    assert bytes(disk.contents[path].data) == before
+    disk.remove("scheduled/agenda.snap")
+    scheduler = open_scheduler(disk)
+    assert scheduler.problem == ""
+    assert scheduler.view()["count"] == 0
 
 
-async def test_old_segments_are_removed_and_waiting_messages_are_kept():
-    """The journal stays small while messages pass, and a restart finds what waits."""
+async def test_waiting_messages_are_kept_when_the_log_is_removed():
+    """Also those that are due at that moment; a start finds each where it is now."""
     disk, subjects = SimDisk(), ScriptedSubjects()
     scheduler = open_scheduler(disk, segment_bytes=4_096)
     waiting = [message(b"wait-%d" % each, 60_000) for each in range(5)]
@@ -320,55 +330,43 @@ async def test_old_segments_are_removed_and_waiting_messages_are_kept():
         await scheduler.schedule(waiting)
         for turn in range(100):
             await scheduler.schedule([message(b"%d-%d" % (turn, each), 1) for each in range(5)])
+            if turn % 10 == 9:
+                await remove_old_log(scheduler)
         await until(lambda: scheduler.view()["count"] == len(waiting))
-    assert disk.size(segment_path(1)) is None
-    schedule_index, journal = open_schedule(disk)
-    # What settled each of the 500 is needed too, for repeats of their senders.
-    assert schedule_index.journal_bytes < 500 * SETTLED_BYTES + 1_000
-    most = 2 * (schedule_index.journal_bytes + 4_096) + 4_096
-    assert sum(disk.size(f"scheduled/{name}") or 0 for name in disk.list("scheduled")) < most
-    assert journal.problems == []
-    assert schedule_index.entries.keys() == {each.scheduled_id for each in waiting}
-    for entry in schedule_index.entries.values():
-        assert any(
-            isinstance(record, ScheduledMessageRecord) and record.scheduled_id == entry.scheduled_id
-            for record in journal.read(entry.place)
-        )
+        await remove_old_log(scheduler)
+    assert sum(disk.size(f"log/{name}") or 0 for name in disk.list("log")) < 40_000
+    scheduler = open_scheduler(disk, segment_bytes=4_096)
+    assert scheduler.problem == ""
+    index = scheduler._schedule_index
+    assert index.entries.keys() == {each.scheduled_id for each in waiting}
+    read = await scheduler._read_messages(list(index.entries.values()))
+    assert {each.scheduled_id: each for each in read} == {
+        each.scheduled_id: each for each in waiting
+    }
     assert len(subjects.values) == len(set(subjects.values)) == 500
 
 
-async def test_large_messages_that_are_written_again_are_found_at_a_start():
-    """Copies of a whole segment, and what comes meanwhile, are several frames: one over its limit
-    would be cut.
-    """
+async def test_large_messages_are_found_at_a_start_when_they_were_written_again():
     disk = SimDisk()
-    scheduler = open_scheduler(disk, bytes_max=1 << 28, segment_bytes=SEGMENT_BYTES)
-
-    def large(number: int) -> ScheduledMessageRecord:
-        due_ms = CLOCK.wall_ms() + 10_000_000
-        return ScheduledMessageRecord(
-            b"%016d" % number, due_ms, "s", 1, bytes((1 << 20) - 200), b""
-        )
-
+    scheduler = open_scheduler(disk, bytes_max=1 << 28, segment_bytes=1 << 22)
     for number in range(18):
-        await scheduler.schedule([large(number)])
-    first = scheduler._journal.segments[0]
-    cleaning = asyncio.create_task(scheduler._remove_oldest())
+        await scheduler.schedule([large(b"%d" % number)])
+    removing = asyncio.create_task(remove_old_log(scheduler))
     await asyncio.sleep(0)
-    await asyncio.gather(*(scheduler.schedule([large(number)]) for number in range(18, 21)))
-    await cleaning
-    await scheduler.close()
-    assert disk.size(segment_path(first)) is None
-    schedule_index, journal = open_schedule(disk, segment_bytes=SEGMENT_BYTES)
-    assert journal.problems == []
-    assert len(schedule_index.entries) == 21
+    await scheduler.schedule([large(b"%d" % number) for number in range(18, 21)])
+    await removing
+    await close_scheduler(scheduler)
+    scheduler = open_scheduler(disk, bytes_max=1 << 28, segment_bytes=1 << 22)
+    assert scheduler.problem == ""
+    entries = list(scheduler._schedule_index.entries.values())
+    assert len(await scheduler._read_messages(entries)) == len(entries) == 21
 
 
-async def test_settled_messages_are_known_when_their_segments_are_removed():
+async def test_settled_messages_are_known_when_their_records_were_removed():
     """A sender without an answer repeats a message, and the broker was started anew meanwhile."""
     disk, subjects = SimDisk(), ScriptedSubjects()
     subjects.deleted = {9}
-    scheduler = open_scheduler(disk, segment_bytes=2_048)
+    scheduler = open_scheduler(disk, segment_bytes=4_096)
     delivered, canceled = message(b"delivered", 1), message(b"canceled", 60_000)
     dropped = bind_to_subject(message(b"dropped", 1), 9)
     async with running(scheduler, subjects):
@@ -377,11 +375,12 @@ async def test_settled_messages_are_known_when_their_segments_are_removed():
         for turn in range(200):
             await scheduler.schedule([message(b"%d-%d" % (turn, each), 1) for each in range(5)])
         await until(lambda: scheduler.view()["count"] == 0)
-    oldest = min(disk.list("scheduled"))
-    assert int(oldest.removesuffix(".log")) > 20
-    size = sum(disk.size(f"scheduled/{name}") or 0 for name in disk.list("scheduled"))
-    assert size < 3 * (1_003 * SETTLED_BYTES + 2_048)  # twice, and what was written meanwhile
-    scheduler = open_scheduler(disk, segment_bytes=2_048)
+        await remove_old_log(scheduler)
+    assert scheduler._store.log.first_position > 20 * 4_096
+    disk.remove("scheduled/agenda.snap")  # the log alone knows it
+    for name in disk.list("snapshot"):
+        disk.remove(f"snapshot/{name}")
+    scheduler = open_scheduler(disk, segment_bytes=4_096)
     async with running(scheduler, subjects):
         assert await scheduler.schedule([delivered, canceled, dropped]) == [True] * 3
         await asyncio.sleep(0.05)
@@ -440,15 +439,18 @@ async def test_messages_over_the_limit_are_dropped_and_others_delivered(before):
 async def test_message_waits_when_its_drop_cannot_be_written():
     """As on a full disk: it may be canceled when there is room."""
     subjects, disk = ScriptedSubjects(), SimDisk()
-    scheduler = open_scheduler(disk)
+    scheduler = open_scheduler(disk, bytes_max=1 << 24)
     subjects.deleted = {7}
     gone = bind_to_subject(message(b"gone", 60), 7)
     async with running(scheduler, subjects):
         await scheduler.schedule([gone])
         disk.free_space = 10
+        with pytest.raises(DiskFullError):
+            await scheduler.schedule([large(b"b"), large(b"c")])
         await until(lambda: bool(scheduler.view()["late"]))
         assert (scheduler.view()["count"], scheduler.dropped_count) == (1, 0)
         disk.free_space = None
+        scheduler._commit._disk_full_until_ms = 1  # a second later
         assert await scheduler.cancel(gone.scheduled_id) is CancelOutcome.CANCELED
 
 

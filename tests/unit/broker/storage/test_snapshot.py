@@ -129,9 +129,9 @@ def test_newer_format_refuses_the_start():
     import crc32c
 
     data = disk.contents["snapshot/0000000001.snap"].data
-    struct.pack_into("<I", data, 8, 2)
+    struct.pack_into("<I", data, 8, 3)
     struct.pack_into("<I", data, 4, crc32c.crc32c(bytes(data[8:40])))
-    with pytest.raises(DataFolderError, match="format 2"):
+    with pytest.raises(DataFolderError, match="format 3"):
         loaded(disk)
 
 
