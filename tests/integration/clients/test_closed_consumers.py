@@ -99,6 +99,9 @@ class Freed:
 
     def __init__(self) -> None:
         self._opened: list[weakref.ref[Consumer]] = []
+        self._collect()
+        self._of_others = weakref.WeakSet(self._shells())
+        """What other tests of this process have left."""
 
     def note(self, consumer: Consumer) -> None:
         self._opened.append(weakref.ref(consumer))
@@ -112,8 +115,12 @@ class Freed:
     def left(self) -> tuple[int, int]:
         """Consumers, and what any consumer has of its partitions."""
         self._collect()
-        clients = sum(isinstance(each, SessionShell) for each in gc.get_objects())
-        return sum(consumer() is not None for consumer in self._opened), clients
+        shells = [each for each in self._shells() if each not in self._of_others]
+        return sum(consumer() is not None for consumer in self._opened), len(shells)
+
+    @staticmethod
+    def _shells() -> list[SessionShell]:
+        return [each for each in gc.get_objects() if isinstance(each, SessionShell)]
 
 
 async def send_all(cluster: VirtualCluster) -> None:
