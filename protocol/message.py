@@ -77,8 +77,9 @@ class Delivery(msgspec.Struct, eq=False, weakref=True):
     What messages of one partition have in common: where they are stored, and for whom they were
     fetched.
 
-    Compared by identity, because a sink keeps state for each delivery. A pickled copy has the
-    cursor of the time of pickling, and no shell.
+    Compared by identity, because a sink keeps state for each delivery; what a reader has read is
+    the same wherever it was read. A pickled copy has the cursor of the time of pickling, and no
+    shell.
     """
 
     subject: str
@@ -110,6 +111,23 @@ class Delivery(msgspec.Struct, eq=False, weakref=True):
     """What takes acks; None: they were only read, or this is a copy."""
     is_copied: bool = False
     """True for a pickled copy."""
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Delivery):
+            return NotImplemented
+        where = self.subject, self.queue, self.logic_start, self.codec
+        is_read = self._is_only_read and other._is_only_read
+        return is_read and where == (other.subject, other.queue, other.logic_start, other.codec)
+
+    def __hash__(self) -> int:
+        return hash((self.subject, self.queue)) if self._is_only_read else id(self)
+
+    @property
+    def _is_only_read(self) -> bool:
+        """True if a reader has the messages: without a lease, and without acks."""
+        return self.shell is None and not self.group and not self.leased_id
 
     @property
     def cursor(self) -> int:

@@ -121,7 +121,6 @@ class Assignments:
     Args:
         dispatcher: delivers messages to handlers or to the iterating program.
         fail: called with a fatal error, which closes the consumer.
-        rebalance: calls the user's rebalance callbacks.
         message_filter: selects the messages that the user wants; None: all.
         alone: runs messages that may kill the process one at a time; None: a new lock.
     """

@@ -64,3 +64,19 @@ async def test_copy_in_the_process_is_of_the_same_delivery(way):
     """Its ack counts as the message's."""
     message = delivered(5)[0]
     assert way(message).delivery is message.delivery
+
+
+def test_message_of_a_reader_equals_itself_when_it_is_read_again_or_pickled():
+    def read(logic_start: int) -> Message:
+        return Message("s", b"k", b"[1]", 5, 7, 0, 0, 1, b"", Delivery("s", 2, logic_start, None))
+
+    message = read(100)
+    assert message == read(100) == pickle.loads(pickle.dumps(message))
+    assert {message} == {read(100)}
+    assert message != read(0)
+
+
+async def test_messages_of_two_owners_differ():
+    (first,), (second,) = delivered(5), delivered(5)
+    assert first != second
+    assert first == copy.copy(first)

@@ -37,7 +37,7 @@ def grant(token, partition_id=1, address="127.0.0.1:8000"):
 
 
 class PartitionClient:
-    """What assignments need of a pull client."""
+    """What assignments need of a shell."""
 
     def __init__(self, granted: Grant) -> None:
         self.partition_id = int(granted.partition.partition_id)
