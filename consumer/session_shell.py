@@ -570,6 +570,13 @@ class PartitionGate:
         self.reasons: set[str] = set()
         self._shell = shell
 
+    def pass_on(self, shell: SessionShell) -> None:
+        """Hold back the shell that takes the place of this one, for the same reasons."""
+        self._shell = shell
+        shell.gate = self
+        if self.reasons:
+            shell.feed(Paused(True))
+
     def add(self, reason: str) -> None:
         """Pause the partition until `remove` is called with the same reason."""
         self.reasons.add(reason)

@@ -35,7 +35,7 @@ from ..dispatch.workers import WorkerPool
 from ..filter import MessageFilter
 from ..prefetch_budget import PrefetchBudget
 from ..session.events import SettingsStored
-from ..session_shell import PAUSED, SessionShell, SuspectLock
+from ..session_shell import SessionShell, SuspectLock
 from ..settings import AckMode, ConsumerSettings
 from .assignment_log import AssignmentLog
 from .broadcast import Broadcast
@@ -359,8 +359,7 @@ class Assignments:
         for partition_id, shell in list(held.assigned.items()):
             shell.abandon()
             client = held.assigned[partition_id] = self._new_client(held.granted[partition_id])
-            if shell.gate.is_paused:
-                client.gate.add(PAUSED)
+            shell.gate.pass_on(client)
 
     # ── hand-over ─────────────────────────────────────────────────────────────────────────────────
     async def _run_hand_over(self, client: SessionShell, *, is_lost: bool) -> None:
