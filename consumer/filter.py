@@ -92,17 +92,7 @@ class MessageFilter:
                         return False
         except CorruptBatchError as error:
             raise _filter_error(message, error.message) from error
-        if self._predicate is None:
-            return True
-        try:
-            result = self._predicate(message)
-        except Exception as error:
-            raise _filter_error(message, f"{type(error).__name__}: {error}") from error
-        if inspect.isawaitable(result):
-            if inspect.iscoroutine(result):
-                result.close()
-            raise _filter_error(message, "it is async")
-        return bool(result)
+        return self._predicate is None or call_predicate(self._predicate, message, _filter_error)
 
     def rejects(self, message: Message[Any]) -> bool:
         """Return True if the filter rejects a message, or False if it accepts it or fails."""
@@ -188,6 +178,25 @@ def _check_properties(properties: PropertyFilter) -> dict[str, str | bytes]:
     if not properties:
         raise ConfigError("filter={} names no property: leave it out to get every message")
     return dict(properties)
+
+
+def call_predicate(
+    predicate: Callable[[Message[Any]], object],
+    message: Message[Any],
+    make_error: Callable[[Message[Any], str], FilterError],
+) -> bool:
+    """Return what a user's predicate says of a message. If it fails or is async, raises what
+    `make_error` makes of the message and the reason.
+    """
+    try:
+        result = predicate(message)
+    except Exception as error:
+        raise make_error(message, f"{type(error).__name__}: {error}") from error
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise make_error(message, "it is async")
+    return bool(result)
 
 
 def _filter_error(message: Message[Any], why: str) -> FilterError:

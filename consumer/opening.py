@@ -163,6 +163,7 @@ class ConsumerOpening:
             with self.logging_a_long_wait():
                 await assignments.close()
             await membership.stop()
+            self.assignments = None
             assignments.drop_references()
         except asyncio.CancelledError:
             # A closing event loop cancels all tasks, and waits for them. Leave anyway, or the group

@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -168,7 +169,7 @@ class IdleWorkers:
             raise
 
 
-class WorkerJobs:
+class WorkerJobs(ABC):
     """
     What the workers of a pool take, and what becomes of it: messages, or whole batches. A batch is
     known by its first message, which log lines and operators see.
@@ -184,9 +185,9 @@ class WorkerJobs:
         self.given: deque[tuple[OfferingShell, Any]] = deque()
         """Messages or batches that were handed out and have no worker, each with its partition."""
 
+    @abstractmethod
     def next_job(self, worker: Worker) -> Coroutine[Any, Any, None] | None:
         """Return what a worker does next; None: there is nothing."""
-        raise NotImplementedError
 
     def add_given(self, shell: OfferingShell, messages: list[Message], *, taken: int = 0) -> None:
         """Accept what a session has handed out, and wake workers for it, except for the first

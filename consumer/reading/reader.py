@@ -45,7 +45,7 @@ from ...rpc.connections import Connections, clean_up, gather_limited
 from ...rpc.environment import Environment, environment_of
 from ...rpc.loop_binding import LoopBoundClient
 from ..decode import read_messages
-from ..filter import MessageFilter
+from ..filter import MessageFilter, call_predicate
 from .bounds import (
     Bound,
     BoundKind,
@@ -111,17 +111,7 @@ class _Wanted(Generic[V]):
             return False
         if self.tags is not None and self.tags.rejects(message):
             return False
-        if self.where is None:
-            return True
-        try:
-            result: object = self.where(message)
-        except Exception as error:
-            raise _filter_error(message, f"{type(error).__name__}: {error}") from error
-        if inspect.isawaitable(result):
-            if inspect.iscoroutine(result):
-                result.close()
-            raise _filter_error(message, "it is async")
-        return bool(result)
+        return self.where is None or call_predicate(self.where, message, _filter_error)
 
 
 def _filter_error(message: Message[V], why: str) -> FilterError:

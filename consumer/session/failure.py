@@ -67,7 +67,7 @@ def decide_treatment(
     Return the treatment of a message whose attempt number `attempt` has failed.
 
     Args:
-        has_order: True if later messages of its key wait for it: it has a key, and is not loose.
+        has_order: True if later messages of its key wait for it: it has a key.
         is_asked: its handler has asked for another try, which is no error.
     """
     policy = settings.failure_policy

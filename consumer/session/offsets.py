@@ -470,8 +470,8 @@ class PendingAcks:
         self.sent = Ack(*lease, ranges, tries, failing, begun, held, in_flight_ms if held else 0)
         return self.sent
 
-    def confirm(self) -> tuple[Range, ...]:
-        """Drop what the request in flight has reported, and return its ranges."""
+    def confirm(self) -> None:
+        """Drop what the request in flight has reported: the broker has stored it."""
         sent = self.sent
         assert sent is not None
         self.sent = None
@@ -480,7 +480,7 @@ class PendingAcks:
                 del self.tries[offset]
         for offset, _ in sent.begun:
             self.begun.pop(offset, None)
-        return self.handled.confirm()
+        self.handled.confirm()
 
     def retract(self, *, is_refused: bool = False) -> bool:
         """Take back the request in flight; see `HandledOffsets.retract`."""
