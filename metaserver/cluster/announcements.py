@@ -26,6 +26,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from ...protocol.control import Retention
 from ...protocol.routing import PartitionState
 from ..sql.dialect import insert_new, now_ms, read_in_chunks, split_ids
 from ..sql.schema import accepted_folders, brokers, drained, groups, heard, partitions, subjects
@@ -90,6 +91,15 @@ _unheard_ids = (
 )
 _unheard_ids_of_group = _unheard_ids.where(groups.c.group_id == sa.bindparam("of_group"))
 _unannounced_count = sa.select(sa.func.count()).select_from(groups).where(sa.not_(groups.c.told))
+unheard_ids_of_group = _unheard_pairs.where(
+    groups.c.group_id == sa.bindparam("of_group"),
+    sa.not_(groups.c.told),
+    partitions.c.state.in_(SERVED),
+    subjects.c.retention == Retention.ACKED,
+)
+"""The ids of the partitions whose brokers, alive or silent, do not know a group, and may remove
+messages that it has not read.
+"""
 
 
 def unannounced_groups(connection: Connection) -> int:

@@ -21,6 +21,7 @@ from ...protocol.groups import (
 )
 from ...protocol.limits import GROUPS_PER_SUBJECT_MAX
 from ...protocol.routing import ConsumeStrategy, OrderStrategy
+from ..cluster.announcements import unheard_ids_of_group
 from ..cluster.lost_database import check_database_complete
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import check_not_hidden
@@ -90,11 +91,10 @@ _settings_query = sa.select(
     groups.c.start_ms,
     *POLICY_COLUMNS,
 ).where(groups.c.group_id == sa.bindparam("of_group"))
-_unstarted_query = (
-    sa.select(starts.c.partition_id)
-    .where(starts.c.group_id == sa.bindparam("of_group"))
-    .order_by(starts.c.partition_id)
-)
+_unstarted_query = sa.union(
+    sa.select(starts.c.partition_id).where(starts.c.group_id == sa.bindparam("of_group")),
+    unheard_ids_of_group,
+).order_by("partition_id")
 _suspended_clients_query = (
     sa.select(suspended_clients.c.client)
     .where(suspended_clients.c.group_id == sa.bindparam("of_group"))

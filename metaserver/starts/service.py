@@ -88,14 +88,15 @@ class StartService:
     async def create(self, subject: str, group: str, request: CreateGroup) -> GroupSettings:
         """
         Create a group. Repeating the call has no effect. The group will get every message that is
-        stored after this call.
+        stored after this call has returned.
 
         Raises:
             InvalidRequestError, SubjectUnknownError, OverloadedError, GroupDeletedError
             ConflictError: the group exists with another start or strategy.
             BusyError: the partitions keep changing; nothing was changed.
             NotSentError: a broker does not respond; nothing was changed.
-            UnfinishedError: the start is fixed, but a broker has not stored it.
+            UnfinishedError: the group is created, but a broker does not know it or has not stored
+                its start; until then, that broker removes messages without regard to the group.
         """
         await self.begin(subject, group, request)
         stored_settings = await self._read_settings(subject, group)
@@ -103,7 +104,7 @@ class StartService:
             if not stored_settings.unstarted:
                 break
             await asyncio.sleep(pause_ms / 1000)
-            await self.begin(subject, group, request)
+            await self._tell_brokers(subject, group)
             stored_settings = await self._read_settings(subject, group)
         if (
             stored_settings.start != request.start.stored
@@ -119,7 +120,7 @@ class StartService:
         if stored_settings.unstarted:
             raise UnfinishedError(
                 Reason.GROUP_START_UNFINISHED,
-                f"consumer group {group!r} was created, but its start is not stored yet on "
+                f"consumer group {group!r} was created, but not stored yet by the brokers of "
                 f"partitions {', '.join(map(str, stored_settings.unstarted))}",
                 partitions=len(stored_settings.unstarted),
             )
@@ -167,15 +168,17 @@ class StartService:
             if is_created:
                 log.info("group %s of %s begins at %s", group, subject, request.start)
                 self._after_step("start-fixed")
-                await self._store_new_group(subject, group)
+                await self._tell_brokers(subject, group)
                 self._after_step("start-told")
                 return
         raise BusyError(
             Reason.GROUP_BUSY, "the partitions of its subject keep changing; create the group later"
         )
 
-    async def _store_new_group(self, subject: str, group: str) -> None:
-        """Announce a new group to its brokers and have them store where it starts."""
+    async def _tell_brokers(self, subject: str, group: str) -> None:
+        """Announce a group to the brokers that do not know it, and have them store where it
+        starts.
+        """
         scope = await self._database.read(read_start_scope, subject, group)
         if scope.group_id is not None:
             await self._announce(scope.group_id)

@@ -21,6 +21,7 @@ from keylane.protocol.progress import SetCursor
 from keylane.protocol.routing import PartitionState
 from support.raising import raises
 from support.sql.rows import Rows
+from support.sql.told_groups import hear
 
 LATEST = CreateGroup(start=GroupStart(at=StartAt.LATEST))
 EARLIEST = CreateGroup()
@@ -80,10 +81,14 @@ class StartDesk:
         self.rows.create("s", 2)
         self.brokers = StartBrokers(*ends)
         self.told: list[int] = []
+        self.hears = True
+        """False: the brokers do not answer an announcement."""
         self.service = StartService(self.rows, self.brokers, announce=self.announce)  # type: ignore[arg-type]
 
     async def announce(self, group_id: int) -> None:
         self.told.append(group_id)
+        if self.hears:
+            self.rows.run(hear, group_id)
 
     @property
     def pending(self) -> list[int]:
@@ -124,10 +129,31 @@ async def test_created_group_is_announced_and_at_the_ends():
 
 
 async def test_group_at_the_earliest_asks_no_broker():
-    """It is made while brokers are silent."""
+    """There is no offset to read, and no cursor to store."""
     desk = StartDesk()
     assert (await desk.service.create("s", "g", EARLIEST)).unstarted == ()
     assert desk.brokers.cursors == {}
+
+
+async def test_created_group_is_unfinished_until_its_brokers_know_it(pauses: list[float]):
+    """A broker that does not know it would remove messages that are sent from now on."""
+    desk = StartDesk()
+    desk.hears = False
+    with raises(Reason.GROUP_START_UNFINISHED) as unfinished:
+        await desk.service.create("s", "g", EARLIEST)
+    assert unfinished.value.partitions == 2
+    assert len(desk.told) == len(pauses) + 1
+    desk.hears = True
+    assert (await desk.service.create("s", "g", EARLIEST)).unstarted == ()
+
+
+async def test_created_group_of_a_subject_kept_by_time_needs_no_announcement():
+    """Its brokers remove messages without regard to groups."""
+    desk = StartDesk()
+    desk.hears = False
+    by_time = "UPDATE subjects SET retention = 'time'"
+    desk.rows.run(lambda connection: connection.exec_driver_sql(by_time))
+    assert (await desk.service.create("s", "g", EARLIEST)).unstarted == ()
 
 
 async def test_silent_broker_lets_no_group_be_made():
