@@ -50,4 +50,19 @@ def check_handed_out(messages: Iterable[Message[Any]], loop_binding: LoopBinding
             raise delivery.ack_error(message, "this message")
         if shell.calls.connections.loop_binding is not loop_binding:
             raise InvalidRequestError(f"{message!r} was handed out by another consumer")
-        shell.check_by_hand(message)
+        if not shell.owner.by_hand:
+            raise in_handler_error(message)
+
+
+def in_handler_error(message: Message[Any]) -> InvalidRequestError:
+    """Return the error for acking or nacking a message that is in a handler."""
+    error = InvalidRequestError(
+        f"message {message.offset} of partition {message.partition_id} was given to a handler, "
+        "whose return acks it: ack() and nack() are for messages that the program takes itself"
+    )
+    error.hint = (
+        "Remove the call from the handler: return to ack the message, or raise keylane.Retry or "
+        "return keylane.NACK to have it retried. To ack messages yourself, create the consumer "
+        "without a handler."
+    )
+    return error

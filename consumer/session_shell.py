@@ -31,7 +31,6 @@ from ..protocol.control import Grant
 from ..protocol.errors import (
     CorruptBatchError,
     FencedError,
-    InvalidRequestError,
     KeylaneError,
     LeaseLostError,
     OffsetOutOfRangeError,
@@ -64,6 +63,7 @@ from .decode import decode_messages
 from .dispatch.loop import LoopDispatch
 from .dispatch.workers import WorkerPool
 from .filter import MessageFilter
+from .handed_out import in_handler_error
 from .log_names import message_name, partition_name
 from .parked_reads import ParkedReads
 from .prefetch_budget import PrefetchBudget
@@ -452,14 +452,16 @@ class SessionShell:
     # ── the program's acks ────────────────────────────────────────────────────────────────────────
     def ack(self, message: Message) -> Coroutine[Any, Any, None]:
         """Ack a message for the program. Raises InvalidRequestError if a handler has it."""
-        self.check_by_hand(message)
+        if not self.owner.by_hand:
+            raise in_handler_error(message)
         if isinstance(self._dispatch, LoopDispatch):
             return self._dispatch.ack(self, message)
         return self._refuse(message)
 
     def nack(self, message: Message, after_s: float) -> Coroutine[Any, Any, None]:
         """Give a message back for the program. Raises InvalidRequestError if a handler has it."""
-        self.check_by_hand(message)
+        if not self.owner.by_hand:
+            raise in_handler_error(message)
         if isinstance(self._dispatch, LoopDispatch):
             return self._dispatch.nack(self, message, after_s)
         return self._refuse(message)
@@ -467,21 +469,6 @@ class SessionShell:
     async def _refuse(self, message: Message) -> None:
         """Raise LeaseLostError: the partition has ended."""
         self.check_can_ack(message.offset)
-
-    def check_by_hand(self, message: Message) -> None:
-        """Raise InvalidRequestError if the message is in a handler, whose return acks it."""
-        if self.owner.by_hand:
-            return
-        error = InvalidRequestError(
-            f"message {message.offset} of partition {message.partition_id} was given to a handler, "
-            "whose return acks it: ack() and nack() are for messages that the program takes itself"
-        )
-        error.hint = (
-            "Remove the call from the handler: return to ack the message, or raise keylane.Retry "
-            "or return keylane.NACK to have it retried. To ack messages yourself, create the "
-            "consumer without a handler."
-        )
-        raise error
 
     def check_can_ack(self, offset: int) -> None:
         """

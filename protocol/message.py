@@ -246,7 +246,10 @@ class Message(msgspec.Struct, Generic[V], gc=False):
             InvalidRequestError: the message was given back, and will be delivered again.
             ClosedError: no consumer delivered the message.
         """
-        return self._shell().ack(self)
+        delivery = self.delivery
+        if delivery is None or delivery.shell is None:
+            raise self._undelivered_error()
+        return delivery.shell.ack(self)
 
     def nack(self, *, after_s: float = 0) -> Coroutine[Any, Any, None]:
         """
@@ -266,14 +269,15 @@ class Message(msgspec.Struct, Generic[V], gc=False):
             LeaseLostError: another consumer now owns the partition, and receives the message again.
             ClosedError: no consumer delivered the message.
         """
-        return self._shell().nack(self, after_s)
+        delivery = self.delivery
+        if delivery is None or delivery.shell is None:
+            raise self._undelivered_error()
+        return delivery.shell.nack(self, after_s)
 
-    def _shell(self) -> MessageShell:
+    def _undelivered_error(self) -> ClosedError:
         if self.delivery is None:
-            raise not_delivered_error("this message")
-        if self.delivery.shell is None:
-            raise self.delivery.ack_error(self, f"message {self.offset}")
-        return self.delivery.shell
+            return not_delivered_error("this message")
+        return self.delivery.ack_error(self, f"message {self.offset}")
 
     def decode(self) -> V:
         """

@@ -30,6 +30,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
+from threading import get_ident
 from typing import Any, TypeVar
 
 from ...protocol.clock import Clock, boot_seconds
@@ -472,6 +473,7 @@ class LoopDispatch:
         self._boot_ms = clock.boot_ms
         self._readings = boot_seconds(clock)
         self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
         self._taker = TakingTask(check)
         self.waiting = OfferedMessages()
         self._runs = RunsInHand()
@@ -554,6 +556,7 @@ class LoopDispatch:
                 taker.turn_remaining -= 1
                 if not taker.turn_remaining:
                     taker.turn_remaining = MESSAGES_PER_TURN
+                    self._runs.settle()  # it is not the loop body that waits
                     await asyncio.sleep(0)
                 taker.check_open()
                 message = self._take_one()
@@ -592,7 +595,7 @@ class LoopDispatch:
                     return message
                 continue
             shell = waiting.take_offer()
-            run_size = runs.next_size if self._filter is None else 0
+            run_size = 0 if self._filter else min(runs.next_size, self._taker.turn_remaining)
             messages = self._ask(shell, WorkWanted(1, 1, run_size))
             if not messages:
                 continue
@@ -819,12 +822,17 @@ class LoopDispatch:
             InvalidRequestError: the message was nacked.
             LeaseLostError: the message is delivered to another consumer.
         """
-        shell.check_can_ack(message.offset)
         run = self._runs.iterated
-        if run is not None and run.unacked is message:
+        if (
+            run is not None
+            and run.unacked is message
+            and next(self._readings) < shell.begin_until_s
+            and get_ident() == self._thread
+        ):
             run.unacked = None
             run.done += 1
             return
+        shell.check_can_ack(message.offset)
         self._runs.settle()
         if _is_in_hand(shell, message):
             self._handle(shell, [message])

@@ -152,6 +152,7 @@ FOUND = (
     2_004_302_209,
     2_712_340_006,
     4_052_006_028,
+    4_098_000_307,
 )
 """Later seeds that found a fault once, of the product or of the simulation."""
 FOUND_SAMPLE = FOUND[1::12]
