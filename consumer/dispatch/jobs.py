@@ -86,9 +86,9 @@ class MessageJobs(WorkerJobs):
         worker.shell = shell
         self._running, self._done = worker, 0
         interrupt = self._loop.call_soon(self._interrupt, worker)
-        until_s = next(self.pool.readings) + TURN_S
+        until_s = next(self.pool.turn.readings) + TURN_S
         try:
-            for message, now_s in zip(run, self.pool.readings):  # noqa: B905 - readings are endless
+            for message, now_s in zip(run, self.pool.turn.readings):  # noqa: B905 - readings are endless
                 if now_s >= until_s or now_s >= shell.begin_until_s:
                     break
                 worker.message = message
@@ -128,7 +128,7 @@ class MessageJobs(WorkerJobs):
     # ── bundles ───────────────────────────────────────────────────────────────────────────────────
     async def _handle_given(self, worker: Worker) -> None:
         """Handle messages of bundles, one after another."""
-        handler, is_awaited, readings = self.handler, self.is_async, self.pool.readings
+        handler, is_awaited, readings = self.handler, self.is_async, self.pool.turn.readings
         idle, ready = self.pool.idle, self.pool.offers.ready
         assert worker.task is not None
         cancelling = worker.task.cancelling
@@ -218,7 +218,7 @@ class BatchJobs(WorkerJobs):
         handler, is_awaited, pool = self.handler, self.is_async, self.pool
         assert worker.task is not None
         cancelling = worker.task.cancelling
-        now_s = next(pool.readings)
+        now_s = next(pool.turn.readings)
         until_s = now_s + TURN_S
         while now_s < shell.begin_until_s and not (
             shell.state.flights.is_shared and any(map(shell.has_expired, messages))
@@ -241,7 +241,7 @@ class BatchJobs(WorkerJobs):
             if is_retry:
                 self.pool.offers.end_retry(first)
                 log_line(pool.failures.lines.record_handled(first, pool.boot_ms()))
-            now_s = next(pool.readings)
+            now_s = next(pool.turn.readings)
             is_next = now_s < until_s and self._may_go_on(shell)
             messages = shell.ask(MessagesHandled(messages, int(is_next)))
             if self.pool.offers.limited:

@@ -26,7 +26,7 @@ import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from ...protocol.clock import Clock, boot_seconds
@@ -48,7 +48,7 @@ log = logging.getLogger("keylane.consumer")
 _IGNORED_EXIT = "coroutine ignored GeneratorExit"
 """Python's error message for a coroutine that awaits something after it was closed."""
 TURN_S = 0.005
-"""The time in seconds after which a worker yields, so that heartbeats and answers have a turn."""
+"""The time in seconds after which workers yield, so that heartbeats and answers have a turn."""
 CANCEL_WARN_MS = 5_000
 """How long after its normal time limit, in milliseconds, a cancelled handler may keep running
 before a warning is logged.
@@ -228,6 +228,39 @@ class WorkerJobs(ABC):
         return job
 
 
+class WorkerTurn:
+    """
+    How long the workers of a consumer may go on until the event loop runs what else is ready.
+
+    They share the time. If each had its own, answers would wait for all of them.
+
+    Args:
+        readings: readings of the boot clock in seconds, without end.
+    """
+
+    __slots__ = ("_is_due", "readings", "until_s")
+
+    def __init__(self, readings: Iterator[float]) -> None:
+        self.readings = readings
+        self.until_s = 0.0
+        self._is_due = False
+        """True if the next turn begins in the next iteration of the event loop."""
+
+    async def wait(self) -> None:
+        """Wait for a turn that other workers have not used up."""
+        while True:
+            if not self._is_due:
+                self._is_due = True
+                asyncio.get_running_loop().call_soon(self._begin)
+            await asyncio.sleep(0)
+            if next(self.readings) < self.until_s:
+                return
+
+    def _begin(self) -> None:
+        self._is_due = False
+        self.until_s = next(self.readings) + TURN_S
+
+
 class WorkerPool:
     """
     The workers of one consumer, to its shells and to the consumer.
@@ -263,8 +296,7 @@ class WorkerPool:
         self._timeout_ms = handler_timeout_ms
         self._cancels = cancels
         self._timeout_check: asyncio.TimerHandle | None = None
-        self.readings = boot_seconds(clock)
-        """Readings of the boot clock in seconds, without end."""
+        self.turn = WorkerTurn(boot_seconds(clock))
         self.boot_ms = clock.boot_ms
         self.failures = FailedAttempts(
             failures, HandlerLog(runner=runner, ordered=ordered), boot_ms=clock.boot_ms
@@ -380,8 +412,7 @@ class WorkerPool:
                 raise  # these two would end the event loop before the hand-over
 
     async def _take_turns(self, worker: Worker) -> None:
-        jobs, readings = self._jobs, self.readings
-        turn_until_s = 0.0
+        jobs, turn, readings = self._jobs, self.turn, self.turn.readings
         while True:
             job = jobs.next_job(worker)
             if job is not None:
@@ -389,16 +420,15 @@ class WorkerPool:
             if self.is_ending:
                 raise asyncio.CancelledError  # a handler has swallowed it
             is_idle = not self.has_jobs
-            if not is_idle and next(readings) < turn_until_s:
+            if not is_idle and next(readings) < turn.until_s:
                 continue
             try:
-                await (self.idle.wait() if is_idle else asyncio.sleep(0))
+                await (self.idle.wait() if is_idle else turn.wait())
             except asyncio.CancelledError:
                 if self.is_ending:
                     raise
                 # A handler that has ended left the request behind, from a timer or another task.
                 worker.uncancel()
-            turn_until_s = next(readings) + TURN_S
 
     @property
     def running(self) -> list[tuple[Message, int]]:
