@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any
 
 from keylane.consumer.session import calls, taking, windows
-from keylane.consumer.session.lanes import KeyLanes
+from keylane.consumer.session.lanes import KeyLanes, Unopened
 from keylane.consumer.session.offsets import ranges_of
 from keylane.consumer.session.windows import divert
 from keylane.consumer.settings import FailurePolicy
@@ -19,12 +19,14 @@ from sim.mutants.of_consumers import lanes_ignore_keys
 
 
 class _OpenedBatch:
-    """A stored batch whose messages are made."""
+    """A pulled batch whose messages are made."""
 
-    def __init__(self, messages: list[Message], begin_until_ms: int) -> None:
-        self.ranges = ranges_of(messages)
-        self.begin_until_ms = begin_until_ms
-        self._messages = messages
+    def __init__(self, batch: Unopened) -> None:
+        self._batch = batch
+        self._messages = batch.open()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batch, name)
 
     def open(self) -> list[Message]:
         return self._messages
@@ -53,9 +55,10 @@ def later_batches_are_parked_before_earlier_ones(patches: Patches) -> None:
         real(session, event, now_ms)
         pulled, session.lanes.stored = session.lanes.stored, waiting
         for batch in pulled:
-            messages = divert(session, batch.open(), now_ms)
+            opened = batch._replace(batch=_OpenedBatch(batch.batch))
+            messages = divert(session, opened.open(), now_ms)
             if messages:
-                waiting.append(_OpenedBatch(messages, batch.begin_until_ms))
+                waiting.append(opened._replace(ranges=ranges_of(messages)))
 
     real = patches.set(calls, "_store", store)
 

@@ -193,7 +193,7 @@ def retries_are_learned_again(patches: Patches) -> None:
     async def list_keys(self: Any) -> Any:
         event = await real(self)
         learned = vars(self).setdefault("_learned", bool(event.aside))
-        if learned or not self._shell.state.tenure.is_acquired:
+        if learned or not self._tenure.is_acquired:
             return event
         return msgspec.structs.replace(event, aside=await self._list_aside(event.rows))
 
