@@ -647,8 +647,8 @@ class Consumer(LoopBoundClient, Generic[V]):
         Receive no messages from these partitions, or from all owned ones, until `resume` or a
         hand-over.
 
-        The partitions stay assigned. Messages in a handler or in hand, and retries of failed
-        messages, are not held back.
+        The partitions stay assigned. Messages in a handler or in hand are not held back; failed
+        ones are retried after `resume`.
 
         Raises:
             PartitionUnknownError: a partition is not assigned; nothing has changed.

@@ -93,7 +93,8 @@ from .session.events import (
     WorkersFree,
 )
 from .session.offsets import NEVER, HeldLease
-from .session.state import CAREFUL_MS, LocalAcks, PartitionSession, Taking
+from .session.parking import CAREFUL_MS
+from .session.state import LocalAcks, PartitionSession, Taking
 from .session.step import step
 from .session.windows import is_own
 from .settings import AckMode, ConsumerSettings

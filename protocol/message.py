@@ -243,8 +243,10 @@ class Message(msgspec.Struct, Generic[V], gc=False):
 
         Raises:
             LeaseLostError: another consumer now owns the partition, and receives the message again.
-            InvalidRequestError: the message was given back, and will be delivered again.
+            InvalidRequestError: the message was given back, and will be delivered again; or it was
+                passed to a handler.
             ClosedError: no consumer delivered the message.
+            UsageError: the consumer is open in another process or event loop.
         """
         delivery = self.delivery
         if delivery is None or delivery.shell is None:
@@ -268,6 +270,7 @@ class Message(msgspec.Struct, Generic[V], gc=False):
                 handler; or `after_s` is out of range.
             LeaseLostError: another consumer now owns the partition, and receives the message again.
             ClosedError: no consumer delivered the message.
+            UsageError: the consumer is open in another process or event loop.
         """
         delivery = self.delivery
         if delivery is None or delivery.shell is None:

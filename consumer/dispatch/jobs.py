@@ -27,7 +27,7 @@ from ..session.events import MessagesHandled, RunEnded
 from .failures import log_line
 from .handlers import Handler, await_result
 from .offers import OfferingShell
-from .workers import TURN_S, Worker, WorkerJobs, WorkerPool
+from .workers import Worker, WorkerJobs, WorkerPool
 
 RUN_MIN = 16
 """The number of messages in the first run, and in the next one after a handler has waited."""
@@ -36,8 +36,6 @@ RUN_MAX = 1_024
 BUNDLES_PER_WORKER = 2
 BUNDLE_MAX = 64
 """The largest number of messages in a bundle."""
-MESSAGES_PER_TURN = 256
-"""The number of messages of bundles after which a worker yields to the event loop."""
 
 
 class MessageJobs(WorkerJobs):
@@ -86,10 +84,10 @@ class MessageJobs(WorkerJobs):
         worker.shell = shell
         self._running, self._done = worker, 0
         interrupt = self._loop.call_soon(self._interrupt, worker)
-        until_s = next(self.pool.turn.readings) + TURN_S
+        turn = self.pool.turn
         try:
-            for message, now_s in zip(run, self.pool.turn.readings):  # noqa: B905 - readings are endless
-                if now_s >= until_s or now_s >= shell.begin_until_s:
+            for message, now_s in zip(run, turn.readings):  # noqa: B905 - readings are endless
+                if now_s >= turn.until_s or now_s >= shell.begin_until_s:
                     break
                 worker.message = message
                 try:
@@ -128,17 +126,15 @@ class MessageJobs(WorkerJobs):
     # ── bundles ───────────────────────────────────────────────────────────────────────────────────
     async def _handle_given(self, worker: Worker) -> None:
         """Handle messages of bundles, one after another."""
-        handler, is_awaited, readings = self.handler, self.is_async, self.pool.turn.readings
+        handler, is_awaited, turn = self.handler, self.is_async, self.pool.turn
         idle, ready = self.pool.idle, self.pool.offers.ready
         assert worker.task is not None
         cancelling = worker.task.cancelling
-        for _ in range(MESSAGES_PER_TURN):
-            if not self.given:
-                return
+        while self.given and turn.has_time(now_s := next(turn.readings)):
             shell, message = self.given.popleft()
             if idle.waiting and (self.given or ready):
                 idle.wake_one()  # this one's handler may wait
-            if next(readings) >= shell.begin_until_s or (
+            if now_s >= shell.begin_until_s or (
                 shell.state.flights.is_shared and shell.has_expired(message)
             ):
                 self.give_back(shell, [message])
@@ -218,8 +214,8 @@ class BatchJobs(WorkerJobs):
         handler, is_awaited, pool = self.handler, self.is_async, self.pool
         assert worker.task is not None
         cancelling = worker.task.cancelling
-        now_s = next(pool.turn.readings)
-        until_s = now_s + TURN_S
+        turn = pool.turn
+        now_s = next(turn.readings)
         while now_s < shell.begin_until_s and not (
             shell.state.flights.is_shared and any(map(shell.has_expired, messages))
         ):
@@ -241,8 +237,8 @@ class BatchJobs(WorkerJobs):
             if is_retry:
                 self.pool.offers.end_retry(first)
                 log_line(pool.failures.lines.record_handled(first, pool.boot_ms()))
-            now_s = next(pool.turn.readings)
-            is_next = now_s < until_s and self._may_go_on(shell)
+            now_s = next(turn.readings)
+            is_next = turn.has_time(now_s) and self._may_go_on(shell)
             messages = shell.ask(MessagesHandled(messages, int(is_next)))
             if self.pool.offers.limited:
                 self.pool.offers.release()

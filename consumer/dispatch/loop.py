@@ -114,6 +114,8 @@ class TakingTask:
 
     def __init__(self, check: Callable[[], None]) -> None:
         self.check = check
+        self.thread = get_ident()
+        """The thread of the consumer's event loop."""
         self.method = ""
         """The name of the method by which messages are taken, for error messages and logs."""
         self.task: asyncio.Task[Any] | None = None
@@ -473,7 +475,6 @@ class LoopDispatch:
         self._boot_ms = clock.boot_ms
         self._readings = boot_seconds(clock)
         self._loop = asyncio.get_running_loop()
-        self._thread = get_ident()
         self._taker = TakingTask(check)
         self.waiting = OfferedMessages()
         self._runs = RunsInHand()
@@ -827,7 +828,7 @@ class LoopDispatch:
             run is not None
             and run.unacked is message
             and next(self._readings) < shell.begin_until_s
-            and get_ident() == self._thread
+            and get_ident() == self._taker.thread
         ):
             run.unacked = None
             run.done += 1

@@ -48,7 +48,7 @@ log = logging.getLogger("keylane.consumer")
 _IGNORED_EXIT = "coroutine ignored GeneratorExit"
 """Python's error message for a coroutine that awaits something after it was closed."""
 TURN_S = 0.005
-"""The time in seconds after which workers yield, so that heartbeats and answers have a turn."""
+"""How long workers may go on in one iteration of the event loop, in seconds."""
 CANCEL_WARN_MS = 5_000
 """How long after its normal time limit, in milliseconds, a cancelled handler may keep running
 before a warning is logged.
@@ -230,35 +230,34 @@ class WorkerJobs(ABC):
 
 class WorkerTurn:
     """
-    How long the workers of a consumer may go on until the event loop runs what else is ready.
+    How long the workers of a consumer may go on in one iteration of the event loop.
 
-    They share the time. If each had its own, answers would wait for all of them.
+    They share the time, however many they are, so that heartbeats and answers wait for it once.
 
     Args:
         readings: readings of the boot clock in seconds, without end.
     """
 
-    __slots__ = ("_is_due", "readings", "until_s")
+    __slots__ = ("_has_begun", "_loop", "readings", "until_s")
 
     def __init__(self, readings: Iterator[float]) -> None:
         self.readings = readings
+        self._loop = asyncio.get_running_loop()
         self.until_s = 0.0
-        self._is_due = False
-        """True if the next turn begins in the next iteration of the event loop."""
+        """Until when, once a worker has gone on in this iteration."""
+        self._has_begun = False
 
-    async def wait(self) -> None:
-        """Wait for a turn that other workers have not used up."""
-        while True:
-            if not self._is_due:
-                self._is_due = True
-                asyncio.get_running_loop().call_soon(self._begin)
-            await asyncio.sleep(0)
-            if next(self.readings) < self.until_s:
-                return
+    def has_time(self, now_s: float) -> bool:
+        """Return True if a worker may go on. The first one in an iteration always may."""
+        if self._has_begun:
+            return now_s < self.until_s
+        self._has_begun = True
+        self.until_s = now_s + TURN_S
+        self._loop.call_soon(self._end)
+        return True
 
-    def _begin(self) -> None:
-        self._is_due = False
-        self.until_s = next(self.readings) + TURN_S
+    def _end(self) -> None:
+        self._has_begun = False
 
 
 class WorkerPool:
@@ -414,21 +413,22 @@ class WorkerPool:
     async def _take_turns(self, worker: Worker) -> None:
         jobs, turn, readings = self._jobs, self.turn, self.turn.readings
         while True:
+            is_idle = not self.has_jobs
+            if is_idle or not turn.has_time(next(readings)):
+                try:
+                    await (self.idle.wait() if is_idle else asyncio.sleep(0))
+                except asyncio.CancelledError:
+                    if self.is_ending:
+                        raise
+                    # A handler that has ended left the request behind, from a timer or another
+                    # task.
+                    worker.uncancel()
+                continue
             job = jobs.next_job(worker)
             if job is not None:
                 await job
             if self.is_ending:
                 raise asyncio.CancelledError  # a handler has swallowed it
-            is_idle = not self.has_jobs
-            if not is_idle and next(readings) < turn.until_s:
-                continue
-            try:
-                await (self.idle.wait() if is_idle else turn.wait())
-            except asyncio.CancelledError:
-                if self.is_ending:
-                    raise
-                # A handler that has ended left the request behind, from a timer or another task.
-                worker.uncancel()
 
     @property
     def running(self) -> list[tuple[Message, int]]:

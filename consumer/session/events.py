@@ -288,13 +288,10 @@ class RunEnded(Struct, frozen=True):
     done: int
     has_next: bool = False
     """True if the next one is in its handler, which waits, or has failed; the others go back."""
-    wanted: int = 0
 
 
 class RunSpread(Struct, frozen=True):
-    """The program has all messages of the run, and of them it has handled the first `done`."""
-
-    done: int = 0
+    """The program acks or returns the messages of the run one by one."""
 
 
 class MessagesHandled(Struct, frozen=True, gc=False):
@@ -317,7 +314,6 @@ class MessageFailed(Struct, frozen=True, gc=False):
     """True if another try was asked for, and nothing failed."""
     holds_key: bool = False
     """True if later messages of its key wait for it also in a shared group."""
-    wanted: int = 0
 
 
 class BatchFailed(Struct, frozen=True, gc=False):
@@ -328,7 +324,6 @@ class BatchFailed(Struct, frozen=True, gc=False):
     asked_ms: int | None = None
     is_asked: bool = False
     """True if another try was asked for, and nothing failed."""
-    wanted: int = 0
 
 
 class MessagesLeft(Struct, frozen=True, gc=False):

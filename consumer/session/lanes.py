@@ -515,14 +515,12 @@ class KeyLanes:
         self.opened.extendleft(reversed(run[done + has_next :]))
         return run[:done]
 
-    def spread(self, done: int) -> list[Message]:
-        """End the run, of which `done` messages are handled and all others are in hand. Return the
-        handled ones.
-        """
+    def spread(self) -> None:
+        """End the run; all its messages are in hand."""
         run, busy, in_hand = self.run, self.busy, self.in_hand
         self.run = []
         firsts: dict[bytes, Message] = {}
-        for message in run[done:]:
+        for message in run:
             key = message.key
             if key and self.is_ordered:
                 if key in firsts:
@@ -531,7 +529,6 @@ class KeyLanes:
                     firsts[key] = message
                     busy[key] = None
             in_hand[message.partition_id, message.offset] = message
-        return run[:done]
 
     # ── several messages of a key ─────────────────────────────────────────────────────────────────
     def join(self, first: Message, message: Message) -> None:

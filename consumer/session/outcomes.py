@@ -62,22 +62,17 @@ from .windows import is_own, leave_window, set_aside
 def on_run_ended(session: PartitionSession, event: RunEnded, now_ms: int) -> None:
     """A run has ended."""
     done = session.lanes.end_run(event.done, has_next=event.has_next)
-    _ack_run(session, done, now_ms)
-    take(session, now_ms, count=event.wanted, retries=event.wanted)
-
-
-def on_run_spread(session: PartitionSession, event: RunSpread, now_ms: int) -> None:
-    """The program acks or returns the messages of a run one by one."""
-    _ack_run(session, session.lanes.spread(event.done), now_ms)
-
-
-def _ack_run(session: PartitionSession, done: list[Message], now_ms: int) -> None:
     if done:
         handled = session.acks.handled
         for start, end in ranges_of(done):
             handled.add(start, end)
         session.intake.held -= len(done)
         make_ack_due(session, now_ms)
+
+
+def on_run_spread(session: PartitionSession, _event: RunSpread, _now_ms: int) -> None:
+    """The program acks or returns the messages of a run one by one."""
+    session.lanes.spread()
 
 
 def make_ack_due(session: PartitionSession, now_ms: int) -> None:
@@ -188,7 +183,6 @@ def on_failed(session: PartitionSession, event: MessageFailed, now_ms: int) -> N
         _fail(session, event, tuple(later), now_ms)
     if is_suspect:
         end_suspect(session)
-    take(session, now_ms, count=event.wanted, retries=event.wanted)
 
 
 def _fail(
@@ -457,8 +451,6 @@ def on_batch_failed(session: PartitionSession, event: BatchFailed, now_ms: int) 
             _leave_to_next_owner(session, message)
     else:
         _fail_batch(session, batch, event, now_ms)
-    if event.wanted:
-        take(session, now_ms, count=event.wanted, retries=event.wanted)
 
 
 def _record_batch_try(

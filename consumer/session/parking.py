@@ -486,6 +486,9 @@ def _or_dead(change: ParkChange) -> RequestedChange:
 WINDOW = 100
 """The largest number of messages in a window."""
 CAREFUL_MS = 30_000
+"""How long an owner hands messages out one at a time at most, in milliseconds, after one that ended
+without a release.
+"""
 WINDOWS_MAX = 50
 """The largest number of windows that are read or in hand."""
 ASIDE_MAX = 100_000

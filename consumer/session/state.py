@@ -43,7 +43,7 @@ from ..settings import AckMode, ConsumerSettings
 from .events import FailureOutcome, Note, Request
 from .lanes import BatchFill, ColumnPart, KeyLanes, PartitionBatches, PartitionColumns
 from .offsets import NEVER, Flights, HeldLease, PendingAcks, PullOffsets, PullSize
-from .parking import PartitionAncestors, PartitionParking, RedriveWindows
+from .parking import CAREFUL_MS, PartitionAncestors, PartitionParking, RedriveWindows
 
 
 class SessionPhase(enum.Enum):
@@ -121,7 +121,6 @@ class Tenure:
 CRASHES_MAX = 2
 """After this many ended processes an accused message is set aside."""
 CAREFUL_MAX = 1_000
-CAREFUL_MS = 30_000
 LONG_MS = 1_000
 """A suspect is waited for at least this long, even if the state would end earlier."""
 

@@ -3,7 +3,9 @@
     step(session, event, now_ms) ─▶ Ready(requests, hand_out, has_more, wait_until_ms, notes)
 
 Invariants
-    Time is what the caller says, and never goes back. Sessions that were given the same events at
+    Time is what the caller says, and never goes back. A batch makes its messages when it is opened,
+    and a filter is asked about messages of parked keys; apart from these two calls nothing outside
+    of the session is reached. Sessions that were given the same events at
     the same times, and a generator of the same seed, are equal.
     An outcome that changes nothing but offsets takes a short way: no request but an ack can be due
     by it, and that one has a time.

@@ -18,9 +18,9 @@ from keylane.consumer.session.events import MessagesHandled, WorkWanted
 from keylane.consumer.session_shell import SessionShell, SuspectLock
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.batch import batch_starts
-from keylane.protocol.clock import SystemClock
+from keylane.protocol.clock import Clock, SystemClock
 from keylane.protocol.control import Grant
-from keylane.protocol.errors import KeylaneError
+from keylane.protocol.errors import KeylaneError, Reason, UsageError
 from keylane.protocol.frames import (
     Ack,
     Acked,
@@ -216,10 +216,18 @@ class NotingOwner:
         raise AssertionError("a partition without parents has no history")
 
 
+def refuse_thread() -> None:
+    """Refuse a call that comes from another thread than the one in which the tests run."""
+    if get_ident() != ToBrokers.loop_binding.thread:
+        raise UsageError(Reason.OTHER_LOOP, "it is open in another thread")
+
+
 class ToBrokers:
     """Connections that have these brokers only, and are open."""
 
-    loop_binding = SimpleNamespace(check=lambda: None, thread=get_ident())
+    loop_binding = SimpleNamespace(
+        check=lambda: None, check_thread=refuse_thread, thread=get_ident()
+    )
 
     def __init__(self, *brokers: Any) -> None:
         self._brokers = {broker.address: broker for broker in brokers}
@@ -240,6 +248,7 @@ async def opened(
     others: tuple[Any, ...] = (),
     dispatch: Any = None,
     group: str = "g",
+    clock: Clock | None = None,
 ) -> AsyncIterator[SessionShell]:
     """A partition that is pulled from the broker for the owner, and may ask others; handed over at
     the end unless it was.
@@ -247,7 +256,7 @@ async def opened(
     Args:
         dispatch: takes its messages; None: the owner does.
     """
-    clock = SystemClock()
+    clock = clock or SystemClock()
     shell = SessionShell(
         subject="s",
         group=group,

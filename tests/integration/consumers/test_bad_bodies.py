@@ -21,7 +21,7 @@ from keylane import (
     Message,
     Producer,
 )
-from keylane.consumer.dispatch import jobs
+from keylane.consumer.dispatch import workers
 from support.cluster import Cluster, eventually
 
 
@@ -160,7 +160,7 @@ async def test_child_of_a_handler_handles_no_later_message_when_the_handler_retu
     as well.
     """
     monkeypatch.setattr(
-        jobs, "TURN_S", 10.0
+        workers, "TURN_S", 10.0
     )  # a fork of this large process takes longer than a run
     await fill(shared_cluster, "forking-in-a-run", 400)
     handled = os.open(tmp_path / "handled", os.O_CREAT | os.O_WRONLY | os.O_APPEND)

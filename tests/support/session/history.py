@@ -750,7 +750,7 @@ class History:
         else:
             has_next = done < len(run) and self.rng.random() < 0.7
             if self.takes_many and self.rng.random() < 0.8:
-                self._spread_run(done)
+                self._spread_run()
                 return
         self.run = []
         for message in run[:done]:
@@ -762,14 +762,11 @@ class History:
             self.hands[message.partition_id, message.offset] = message
         self.feed(RunEnded(done, has_next))
 
-    def _spread_run(self, done: int) -> None:
-        """The program has the whole run, and acks its first messages."""
+    def _spread_run(self) -> None:
+        """The program has the whole run, and acks or returns its messages one by one."""
         run, self.run = self.run, []
         self._begin_all(run)
-        for message in run[:done]:
-            del self.hands[message.partition_id, message.offset]
-            self._handle(message)
-        self.feed(RunSpread(done))
+        self.feed(RunSpread())
 
     def put_back(self) -> None:
         """A call was interrupted that would have returned messages."""

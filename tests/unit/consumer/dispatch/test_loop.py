@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -13,12 +15,14 @@ from keylane.consumer import ConsumerSettings
 from keylane.consumer.dispatch.failures import FailureRecords
 from keylane.consumer.dispatch.loop import LoopDispatch
 from keylane.consumer.session.events import RunEnded, RunSpread, WorkWanted
+from keylane.consumer.session_shell import SessionShell
 from keylane.errors import Reason, UsageError
 from keylane.protocol.clock import SystemClock
 from keylane.testing import VirtualCluster, run
+from sim.machines.clock import ManualClock
 from support.cluster import eventually
 from support.consumer_options import consumer_options
-from support.pulling import FAST, NotingOwner, SuspectingBroker, opened
+from support.pulling import FAST, NotingOwner, ScriptedBroker, SuspectingBroker, opened
 from support.raising import raises
 
 Body = Callable[[VirtualCluster, Consumer], Awaitable[Any]]
@@ -137,6 +141,60 @@ async def test_loop_gets_messages_that_may_have_ended_a_process_one_at_a_time():
         assert [message.offset for message in rest] == [2, 3]
         for message in rest:
             await dispatch.ack(shell, message)
+
+
+@asynccontextmanager
+async def iterated(clock: ManualClock) -> AsyncIterator[tuple[SessionShell, LoopDispatch, Message]]:
+    """A partition, and the second message of a run of `async for`, which the loop body has."""
+    records = FailureRecords(client="till", wall_ms=clock.wall_ms)
+    dispatch = LoopDispatch(clock=clock, handover_ms=100, check=lambda: None, records=records)
+    broker = ScriptedBroker()
+    broker.end = 4
+    settings = ConsumerSettings(backoff=FAST)
+    async with opened(broker, NotingOwner(), settings, dispatch=dispatch, clock=clock) as shell:
+        await eventually(lambda: shell.state.intake.held == 4)
+        await dispatch.ack(shell, await dispatch.next())
+        message = await dispatch.next()
+        assert dispatch._runs.iterated is not None
+        yield shell, dispatch, message
+
+
+async def test_ack_in_a_run_is_refused_when_the_lease_has_ended():
+    """No event tells the session that the time is over."""
+    clock = ManualClock()
+    async with iterated(clock) as (shell, dispatch, message):
+        clock.advance(60_000)
+        with pytest.raises(LeaseLostError):
+            await dispatch.ack(shell, message)
+        assert not shell.state.offsets.is_acked(message.offset)
+
+
+async def test_ack_in_a_run_counts_when_the_partition_is_paused():
+    async with iterated(ManualClock()) as (shell, dispatch, message):
+        dispatch.pause()
+        shell.gate.add("resume")
+        await dispatch.ack(shell, message)
+        assert message.offset in shell.state.acks.handled
+        assert not shell.state.lanes.in_hand
+
+
+async def test_ack_in_a_run_is_refused_when_it_comes_from_another_thread():
+    async with iterated(ManualClock()) as (shell, dispatch, message):
+        refused: list[UsageError] = []
+
+        def ack_elsewhere() -> None:
+            try:
+                asyncio.run(dispatch.ack(shell, message))
+            except UsageError as error:
+                refused.append(error)
+
+        elsewhere = Thread(target=ack_elsewhere)  # the loop does not run meanwhile: the run lasts
+        elsewhere.start()
+        elsewhere.join()
+        assert len(refused) == 1
+        await dispatch.ack(shell, message)
+        await asyncio.sleep(0)
+        assert message.offset in shell.state.acks.handled
 
 
 def test_getmany_that_is_acked_as_a_whole_stays_a_run():

@@ -1,59 +1,58 @@
-"""The time that the workers of a consumer share until the event loop has its turn."""
+"""The time that the workers of a consumer share in one iteration of the event loop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from itertools import repeat
+
+import pytest
 
 from keylane.consumer.dispatch.workers import TURN_S, WorkerTurn
+from keylane.protocol.message import Message
+from sim.machines.clock import ManualClock
+from support.cluster import eventually
+from support.handling import Client, workers_of
 
 
-class HandClock:
-    """Readings of a clock that moves when it is told to."""
+async def test_worker_turn_ends_with_the_iteration_of_the_event_loop():
+    turn = WorkerTurn(repeat(0.0))
+    assert turn.has_time(100.0)
+    assert turn.has_time(100.0 + TURN_S / 2)
+    assert not turn.has_time(100.0 + TURN_S)
+    await asyncio.sleep(0)
+    assert turn.has_time(100.0 + TURN_S)
+    assert not turn.has_time(100.0 + 2 * TURN_S)
 
-    now_s = 100.0
 
-    def readings(self) -> Iterator[float]:
+@pytest.mark.parametrize("is_first_slow", [False, True])
+async def test_workers_let_the_event_loop_run_when_none_of_their_handlers_waits(
+    is_first_slow: bool,
+):
+    """Whether they take a run or, beside a handler that waits, bundles: an answer or a heartbeat
+    waits for the time of one turn, and not of each worker.
+    """
+    client, clock, going = Client(), ManualClock(), asyncio.Event()
+    counts = [0]
+    """How many handlers have returned in each iteration."""
+
+    async def handle(message: Message) -> None:
+        if is_first_slow and message.offset == 0:
+            await going.wait()
+            return
+        counts[-1] += 1
+        clock.advance(1)
+
+    async def count_iterations() -> None:
         while True:
-            yield self.now_s
-
-
-async def test_worker_turn_lets_the_event_loop_run_after_one_worker_when_that_used_it_up():
-    """Sixteen workers that never wait delay an answer by one turn, and not by sixteen."""
-    clock = HandClock()
-    turn = WorkerTurn(clock.readings())
-    longest = 0.0
-
-    async def work() -> None:
-        for _ in range(10):
-            await turn.wait()
-            clock.now_s += TURN_S
-
-    async def answer() -> None:
-        nonlocal longest
-        while not all(worker.done() for worker in workers):
-            before = clock.now_s
             await asyncio.sleep(0)
-            longest = max(longest, clock.now_s - before)
+            counts.append(0)
 
-    workers = [asyncio.ensure_future(work()) for _ in range(16)]
-    await answer()
-    assert longest < 2 * TURN_S
-    assert clock.now_s > 100 + 159 * TURN_S
-
-
-async def test_worker_turn_is_for_all_workers_when_none_uses_it_up():
-    """Workers whose handlers wait for something go on in the same iteration."""
-    turn = WorkerTurn(HandClock().readings())
-    iterations, gone_on = 0, 0
-
-    async def work() -> None:
-        nonlocal gone_on
-        await turn.wait()
-        gone_on += 1
-
-    workers = [asyncio.ensure_future(work()) for _ in range(16)]
-    while gone_on < len(workers):
-        await asyncio.sleep(0)
-        iterations += 1
-    assert iterations <= 3
+    workers = workers_of(handle, concurrency=16, clock=clock)
+    counting = asyncio.ensure_future(count_iterations())
+    client.give(workers, *[b"%d" % number for number in range(400)])
+    await eventually(lambda: sum(counts) == 400 - is_first_slow)
+    counting.cancel()
+    assert max(counts) <= TURN_S * 1000  # each takes a millisecond
+    going.set()
+    await eventually(lambda: client.held == 0)
+    await workers.close()

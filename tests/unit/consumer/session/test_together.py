@@ -14,12 +14,11 @@ from keylane.consumer.session.events import (
     ReadWindow,
     RunSpread,
     SendChanges,
-    Tick,
     WindowRead,
     WorkWanted,
 )
 from keylane.consumer.session.failure import Treatment
-from keylane.protocol.frames import Ack, ParkedChanged
+from keylane.protocol.frames import ParkedChanged
 from keylane.protocol.message import Message
 from keylane.protocol.parked import ParkedKeyRow, ParkState
 from support.session.partition_model import PARTITION_ID, BatchModel
@@ -57,16 +56,6 @@ def test_key_is_free_when_all_of_its_messages_in_hand_are_acked():
     assert take_together(steps, 5) == []
     steps.handle(0)
     assert take_together(steps, 5) == [3]
-
-
-def test_first_messages_of_a_spread_run_are_acked():
-    steps = Steps(A, A, B)
-    steps.pull(3)
-    take_together(steps, 3, run=3)
-    steps.step(RunSpread(2))
-    assert list(steps.session.lanes.in_hand) == [(PARTITION_ID, 2)]
-    steps.step(Tick(), after_ms=1_000)
-    assert steps.requested(Ack)[0].ranges == ((0, 2),)
 
 
 def test_messages_of_a_key_are_handed_out_together_beside_others_in_hand():
