@@ -495,7 +495,7 @@ class Admin(LoopBoundClient):
         """
         Create a consumer group and fix where it starts. Repeating the call has no effect.
 
-        Every message stored after the call returns is delivered to the group. Partitions opened
+        Every message sent after the call returns is delivered to the group. Partitions opened
         later, for example by a resize, are read from their first message.
 
         Args:
@@ -512,7 +512,11 @@ class Admin(LoopBoundClient):
             OffsetOutOfRangeError: some messages after a cursor have been removed.
             ConflictError: the group exists with another start or strategy.
             GroupDeletedError: a group of this name is being deleted.
-            UnfinishedError: the group was created, but a broker has not stored its start yet.
+            NotSentError: a broker cannot say where its partitions end, and nothing was created. A
+                group that starts at the earliest message is created all the same.
+            UnfinishedError: the group was created, but a broker does not know it yet, or has not
+                stored its start. Until then, that broker removes messages without regard to the
+                group; repeat the call to wait for it.
             OverloadedError: the subject has the maximum number of groups.
         """
         check_position_keyword("start", start, time="at_ms", cursors="cursors")

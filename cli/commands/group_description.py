@@ -308,7 +308,9 @@ def settings_lines(settings: GroupSettings) -> list[str]:
     lines += policy_notes(policy)
     if settings.unstarted:
         ids = ", ".join(map(str, settings.unstarted))
-        lines.append(f"its start is not stored yet by the brokers of partitions {ids}")
+        lines.append(
+            f"the brokers of partitions {ids} do not know it yet, or have not stored its start"
+        )
     if settings.suspended:
         lines.append("suspended by an operator")
     if settings.suspended_clients:

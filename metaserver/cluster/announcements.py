@@ -29,7 +29,16 @@ from sqlalchemy.engine import Connection
 from ...protocol.control import Retention
 from ...protocol.routing import PartitionState
 from ..sql.dialect import insert_new, now_ms, read_in_chunks, split_ids
-from ..sql.schema import accepted_folders, brokers, drained, groups, heard, partitions, subjects
+from ..sql.schema import (
+    accepted_folders,
+    brokers,
+    drained,
+    groups,
+    heard,
+    lost_folders,
+    partitions,
+    subjects,
+)
 from .brokers import read_openings
 from .subjects import SERVED
 
@@ -91,14 +100,34 @@ _unheard_ids = (
 )
 _unheard_ids_of_group = _unheard_ids.where(groups.c.group_id == sa.bindparam("of_group"))
 _unannounced_count = sa.select(sa.func.count()).select_from(groups).where(sa.not_(groups.c.told))
-unheard_ids_of_group = _unheard_pairs.where(
+_is_refused = (
+    sa.select(sa.literal(1))
+    .where(lost_folders.c.broker_id == brokers.c.broker_id)
+    .correlate(brokers)
+)
+_takes_messages = sa.or_(
+    partitions.c.state == PartitionState.OPEN,
+    sa.and_(
+        partitions.c.state == PartitionState.SEALED,
+        partitions.c.abandoned,
+        partitions.c.end_offset.is_(None),
+        brokers.c.expires_at > now_ms(),
+    ),
+)
+"""True for partitions that producers may still send to. An abandoned partition is only sealed after
+its broker has returned; nothing waits for it while the broker is silent.
+"""
+unheard_ids_of_group = _unheard_pairs.join(
+    brokers, brokers.c.broker_group == partitions.c.broker_group
+).where(
     groups.c.group_id == sa.bindparam("of_group"),
     sa.not_(groups.c.told),
-    partitions.c.state.in_(SERVED),
     subjects.c.retention == Retention.ACKED,
+    _takes_messages,
+    sa.not_(sa.exists(_is_refused)),  # nothing is ever sent to a refused folder
 )
-"""The ids of the partitions whose brokers, alive or silent, do not know a group, and may remove
-messages that it has not read.
+"""The ids of the partitions that may get messages from now on and remove them before a group has
+read them, because their brokers, alive or silent, do not know the group.
 """
 
 

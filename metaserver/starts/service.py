@@ -6,10 +6,12 @@
                                        continues with the same cursors
 
 Invariants
-    Nothing is stored before every broker has replied with its offsets. After the transaction,
-    repeated calls and other members do not change any cursor.
-    Messages from the cursors on are retained for the group: the brokers store the cursors before
-    `create` returns, and from then on retention waits for the group.
+    Nothing is stored before every broker has replied with its offsets; a group that starts at the
+    earliest message needs no reply. After the transaction, repeated calls and other members do not
+    change any cursor.
+    Messages from the cursors on are retained for the group: before `create` returns, the brokers
+    store the cursors, and those that may get messages know the group. From then on retention waits
+    for the group.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from ...protocol.progress import SetCursor
 from ...protocol.routing import Partition
 from ...rpc.network import Network
 from ..catalogue.service import HOSTED_AT_ONCE_MAX
+from ..cluster.announcements import pending_announcements
 from ..operations.views import subject_history
 from ..resets.broker_offsets import broker_at, read_offsets
 from ..resets.cursors import PartitionOffsets
@@ -54,8 +57,12 @@ log = logging.getLogger("keylane.metaserver")
 PLANS_MAX = 5
 """Maximum number of attempts to plan a creation while its partitions keep changing."""
 STORE_PAUSES_MS = (20, 50, 100, 200, 400, 800)
-"""Delays, in milliseconds, before `create` asks a broker again to store a start; a flush takes a
-few milliseconds.
+"""Delays, in milliseconds, before `create` asks brokers again to store a group and its start; a
+flush takes a few milliseconds.
+"""
+LAST_ROUND_MS = 5_000
+"""How long, in milliseconds, after its beginning `create` still asks brokers again. A broker that
+hangs delays a round by several seconds, and the call has to return within `WORK_MS`.
 """
 PENDING_MAX = 1_024
 """Maximum number of partitions in one batch of `resume`."""
@@ -88,7 +95,7 @@ class StartService:
     async def create(self, subject: str, group: str, request: CreateGroup) -> GroupSettings:
         """
         Create a group. Repeating the call has no effect. The group will get every message that is
-        stored after this call has returned.
+        sent after this call has returned.
 
         Raises:
             InvalidRequestError, SubjectUnknownError, OverloadedError, GroupDeletedError
@@ -98,10 +105,12 @@ class StartService:
             UnfinishedError: the group is created, but a broker does not know it or has not stored
                 its start; until then, that broker removes messages without regard to the group.
         """
+        loop = asyncio.get_running_loop()
+        last_round_s = loop.time() + LAST_ROUND_MS / 1000
         await self.begin(subject, group, request)
         stored_settings = await self._read_settings(subject, group)
         for pause_ms in STORE_PAUSES_MS:
-            if not stored_settings.unstarted:
+            if not stored_settings.unstarted or loop.time() > last_round_s:
                 break
             await asyncio.sleep(pause_ms / 1000)
             await self._tell_brokers(subject, group)
@@ -120,8 +129,9 @@ class StartService:
         if stored_settings.unstarted:
             raise UnfinishedError(
                 Reason.GROUP_START_UNFINISHED,
-                f"consumer group {group!r} was created, but not stored yet by the brokers of "
-                f"partitions {', '.join(map(str, stored_settings.unstarted))}",
+                f"consumer group {group!r} was created, but the brokers of partitions "
+                f"{', '.join(map(str, stored_settings.unstarted))} do not know it yet, or have "
+                "not stored its start",
                 partitions=len(stored_settings.unstarted),
             )
         return stored_settings
@@ -168,21 +178,29 @@ class StartService:
             if is_created:
                 log.info("group %s of %s begins at %s", group, subject, request.start)
                 self._after_step("start-fixed")
-                await self._tell_brokers(subject, group)
+                await self._tell_brokers(subject, group, is_new=True)
                 self._after_step("start-told")
                 return
         raise BusyError(
             Reason.GROUP_BUSY, "the partitions of its subject keep changing; create the group later"
         )
 
-    async def _tell_brokers(self, subject: str, group: str) -> None:
-        """Announce a group to the brokers that do not know it, and have them store where it
+    async def _tell_brokers(self, subject: str, group: str, *, is_new: bool = False) -> None:
+        """
+        Announce a group to the live brokers that do not know it, and have brokers store where it
         starts.
+
+        Args:
+            is_new: True if no broker knows the group yet.
         """
         scope = await self._database.read(read_start_scope, subject, group)
-        if scope.group_id is not None:
+        if scope.group_id is None:
+            return
+        if is_new or bool(
+            await self._database.read(pending_announcements, group_id=scope.group_id)
+        ):
             await self._announce(scope.group_id)
-            await self._store_starts(await self._database.read(read_pending_starts, scope.group_id))
+        await self._store_starts(await self._database.read(read_pending_starts, scope.group_id))
 
     async def resume(self) -> None:
         """Ask brokers to store the pending starts of all groups. Raises StorageError."""

@@ -986,12 +986,14 @@ class Reason(enum.Enum):
     GROUP_START_UNFINISHED = (
         1261,
         "UnfinishedError",
-        "where the group begins is fixed, and not stored by every broker yet",
+        "the group is created, but a broker does not know it yet, or has not stored its start",
         "The metaserver finishes it by itself; repeat the call to wait for it.",
         RetryRule.LATER,
         Fate.UNKNOWN,
     )
-    """A group has been created and its start is fixed, but some broker has not stored it yet."""
+    """A group has been created and its start is fixed, but some broker does not know the group yet,
+    or has not stored its start.
+    """
     # SchemaError
     OUTBOX_MISSING = (
         1230,

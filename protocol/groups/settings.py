@@ -149,8 +149,8 @@ class GroupSettings(Struct, frozen=True, kw_only=True):
     policy: GroupPolicy = GroupPolicy()
     start: GroupStart = GroupStart()
     unstarted: tuple[int, ...] = ()
-    """The partitions whose brokers do not know the group yet, or have not stored its start. They
-    are not granted to the group's sessions.
+    """The partitions whose brokers have not stored the group's start yet, or do not know the group
+    although messages may still be sent there. They are not granted to the group's sessions.
     """
     suspended: bool = False
     """True if an operator has suspended the whole group."""

@@ -26,7 +26,7 @@ def test_settings_of_a_plain_group_are_two_lines():
 
 
 def test_settings_name_what_is_stored_and_suspended():
-    """Each in a line, and the partitions without a start."""
+    """Each in a line, and the partitions whose brokers lack the group or its start."""
     settings = GroupSettings(
         subject="s",
         group="g",
@@ -41,7 +41,7 @@ def test_settings_name_what_is_stored_and_suspended():
     assert settings_lines(settings) == [
         "g on s: exclusive, began at latest",
         "stored policy: on failure park, tries max 5, back-off 1 to 9 ms",
-        "its start is not stored yet by the brokers of partitions 3, 4",
+        "the brokers of partitions 3, 4 do not know it yet, or have not stored its start",
         "suspended by an operator",
         "clients suspended by an operator: a, b",
     ]

@@ -309,6 +309,18 @@ def test_folder_is_refused_when_its_loss_opened_a_child_that_had_not_heard_of_a_
         rows.report("g3")
 
 
+def test_creation_of_a_group_waits_for_no_folder_that_is_refused(rows: Rows) -> None:
+    """No message is ever sent to the child there, until the subject leaves the folder."""
+    operation_id = begin_unheard_move(rows)
+    rows.begin(Reshape(kind=OperationKind.EVACUATE, broker_group="g3", accept_loss=True))
+    assert rows.drive(operation_id) is None
+    refused_ids = unheard(rows, "s", "g3")
+    open_ids = {each.partition_id for each in rows.run(read_route, "s").open_partitions()}
+    settings = rows.run(read_start_scope, "s", "g").settings
+    assert refused_ids
+    assert set(settings.unstarted) == open_ids.difference(refused_ids)
+
+
 def test_child_hears_of_a_group_when_its_broker_returns_before_the_loss_takes_effect(
     rows: Rows,
 ) -> None:

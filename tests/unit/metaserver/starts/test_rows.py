@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from keylane.metaserver.cluster.removals import complete_removals, pending_removals
+from keylane.metaserver.cluster.subjects import read_route
 from keylane.metaserver.groups.lease_rows import read_grants
 from keylane.metaserver.groups.operators import suspend_members
 from keylane.metaserver.groups.sessions import join_group
@@ -32,8 +33,9 @@ from keylane.protocol.errors import (
     SubjectUnknownError,
 )
 from keylane.protocol.groups import CreateGroup, GroupStart, StartAt, SuspendGroup
+from keylane.protocol.operations import OperationKind, OperationState, Reshape
 from keylane.protocol.progress import ResetGroup, ResetTo
-from keylane.protocol.routing import ConsumeStrategy
+from keylane.protocol.routing import ConsumeStrategy, OrderStrategy
 from support.raising import raises
 from support.sql.rows import Rows
 from support.sql.told_groups import settle_group
@@ -121,6 +123,50 @@ def test_sealed_partition_is_drained_where_the_group_begins_at_its_end(rows: Row
     rows.run(complete_starts, group_id, pending)
     noted = rows.run(lambda connection: connection.execute(sa.select(drained)).all())
     assert [(row.group_id, row.partition_id) for row in noted] == [(group_id, 1)]
+
+
+def unstarted(rows: Rows, subject: str) -> set[int]:
+    return set(rows.run(read_start_scope, subject, "g").settings.unstarted)
+
+
+def make_earliest(rows: Rows, subject: str) -> None:
+    scope = rows.run(read_start_scope, subject, "g")
+    assert rows.run(begin_group, scope, "g", CreateGroup(), cursors={})
+
+
+def test_creation_waits_for_no_broker_of_a_sealed_partition(rows: Rows):
+    """It gets no message that is sent afterwards."""
+    rows.resize("s", 3)
+    make_earliest(rows, "s")
+    route = rows.run(read_route, "s")
+    open_ids = {int(partition.partition_id) for partition in route.open_partitions()}
+    assert len(route.partitions) > len(open_ids)
+    assert unstarted(rows, "s") == open_ids
+
+
+def test_creation_waits_for_an_abandoned_partition_only_until_it_is_sealed(rows: Rows):
+    """Not for its broker while that is silent; once it is back, producers with an old route may
+    still reach it.
+    """
+    rows.create("b", 3, order_strategy=OrderStrategy.BEST_TRIED)
+    (left,) = (
+        int(partition.partition_id)
+        for partition in rows.run(read_route, "b").partitions
+        if partition.broker_group == "g1"
+    )
+    rows.silence("g1")
+    make_earliest(rows, "b")
+    assert left in unstarted(rows, "b")
+    leave = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", without_source=True)
+    operation_id = next(
+        number for number, planned in rows.begin(leave) if planned.subject.name == "b"
+    )
+    assert rows.drive(operation_id) is OperationState.FENCE
+    assert left not in unstarted(rows, "b")
+    rows.report("g1")
+    assert left in unstarted(rows, "b")
+    assert rows.drive(operation_id) is None
+    assert left not in unstarted(rows, "b")
 
 
 def test_join_with_a_start_makes_no_group_by_itself(rows: Rows):

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from keylane.metaserver.retention.announcer import CALL_TIMEOUT_MS
 from keylane.metaserver.starts.rows import pending_starts
 from keylane.metaserver.starts.service import STORE_PAUSES_MS, StartService
 from keylane.protocol.control import GroupStatus, PartitionStatus
+from keylane.protocol.endpoints import WORK_MS
 from keylane.protocol.errors import (
     NotSentError,
     OffsetOutOfRangeError,
@@ -83,12 +85,16 @@ class StartDesk:
         self.told: list[int] = []
         self.hears = True
         """False: the brokers do not answer an announcement."""
+        self.hung_s = 0.0
+        """How long brokers that do not answer were waited for."""
         self.service = StartService(self.rows, self.brokers, announce=self.announce)  # type: ignore[arg-type]
 
     async def announce(self, group_id: int) -> None:
         self.told.append(group_id)
         if self.hears:
             self.rows.run(hear, group_id)
+        else:
+            self.hung_s += CALL_TIMEOUT_MS / 1000
 
     @property
     def pending(self) -> list[int]:
@@ -147,6 +153,32 @@ async def test_created_group_is_unfinished_until_its_brokers_know_it(pauses: lis
     assert (await desk.service.create("s", "g", EARLIEST)).unstarted == ()
 
 
+async def test_creation_ends_in_time_while_a_broker_hangs(monkeypatch: pytest.MonkeyPatch):
+    """The caller is told that the group exists, rather than left without an answer."""
+    desk = StartDesk()
+    desk.hears = False
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: begun_s + desk.hung_s)
+    with raises(Reason.GROUP_START_UNFINISHED):
+        await desk.service.create("s", "g", EARLIEST)
+    assert len(desk.told) == 3, "the last round begins 4 seconds after the call"
+    assert desk.hung_s * 1000 < WORK_MS / 2
+
+
+async def test_group_at_the_earliest_is_created_while_a_broker_is_silent():
+    """The call says so, and does not announce it again to a broker that cannot hear it."""
+    desk = StartDesk()
+    desk.rows.silence("g1")
+    desk.hears = False
+    with raises(Reason.GROUP_START_UNFINISHED) as unfinished:
+        await desk.service.create("s", "g", EARLIEST)
+    assert (unfinished.value.partitions, len(desk.told)) == (2, 1)
+    desk.rows.report("g1")
+    desk.hears = True
+    assert (await desk.service.create("s", "g", EARLIEST)).unstarted == ()
+
+
 async def test_created_group_of_a_subject_kept_by_time_needs_no_announcement():
     """Its brokers remove messages without regard to groups."""
     desk = StartDesk()
@@ -173,6 +205,7 @@ async def test_start_that_a_broker_did_not_store_is_stored_later(pauses: list[fl
     assert unfinished.value.partitions == 1
     assert pauses == [pause_ms / 1000 for pause_ms in STORE_PAUSES_MS]
     assert (desk.pending, set(desk.brokers.cursors)) == ([2], {1})
+    assert len(desk.told) == 1, "its brokers know it"
     desk.brokers.ends = {1: 900, 2: 900}
     await desk.service.resume()
     assert desk.pending == [2]
