@@ -4,11 +4,13 @@ The cluster is the real one, in virtual time. What needs threads, signals or muc
 processor has its story in tests/integration/:
 
 * handlers in threads, and those that block the loop: consumers/test_taking_many.py and
-  test_failing_handlers.py; a pool of processes, and no event loop: clients/test_sync_consumer.py
-  and test_without_a_loop.py;
+  test_failing_handlers.py; a pool of processes, and what handlers set for later ones:
+  consumers/test_handlers_that_block.py; no event loop: clients/test_sync_consumer.py and
+  test_without_a_loop.py;
 * signals of a real process: consumers/test_consumer_run.py;
 * 10,000 ranges of acks: consumers/test_ack_range_limit.py and test_refused_acks.py;
-* what operators see of a loop: parking/test_hanging_handlers.py and test_named_troubles.py;
+* what operators see of a loop, and of an operation that waits for a handler:
+  parking/test_hanging_handlers.py and test_named_troubles.py;
 * starts at a time, and brokers that are away: groups/test_starts.py;
 * switches of one client, and of the program: groups/test_switches.py and
   consumers/test_consumer_suspend.py;
@@ -694,6 +696,30 @@ async def test_order_that_a_loop_leaves_unacked_counts_as_failed(keylane_cluster
         assert "not acked" in f"{dead.failure.kind} {dead.failure.text}"
 
 
+async def test_order_in_hand_goes_to_another_member_when_its_broker_starts_again(
+    keylane_cluster: VirtualCluster,
+):
+    async with open_shop(keylane_cluster) as shop:
+        # given two members, of which one has the only order in hand
+        shop.slow = {"anna-1": 60.0}
+        (broker,) = keylane_cluster.brokers
+        first = shop.start_biller("first", settings=SHARED)
+        await shop.place("anna-1")
+        await shop.until_tried("anna-1")
+        shop.start_biller("second", settings=SHARED)
+        await asyncio.sleep(5)
+        # when the broker starts again, and the other member reaches it first
+        keylane_cluster.cut(first, broker)
+        broker.crash()
+        broker.start()
+        # then that one gets the order too, although it is still billed
+        await shop.until_tried("anna-1", 2)
+        keylane_cluster.heal()
+        await asyncio.sleep(60)
+        await shop.until_acked()
+        assert [each.biller for each in shop.tries] == ["first", "second"]
+
+
 # ── several subjects, instances, partitions, starts, switches ─────────────────────────────────────
 async def test_consumer_of_several_subjects_calls_the_function_of_each(
     keylane_cluster: VirtualCluster,
@@ -818,6 +844,31 @@ async def test_paused_partition_hands_out_nothing_until_it_is_resumed(
             assert refused.value.reason is Reason.SEEK_IN_GROUP
 
 
+async def test_paused_partition_tries_a_failing_order_again_once_it_is_resumed(
+    keylane_cluster: VirtualCluster,
+):
+    attempts: list[int] = []
+
+    async def bill(message: Message) -> None:
+        attempts.append(message.attempt)
+        raise ValueError(f"cannot bill {message.value.decode()}")
+
+    async with open_shop(keylane_cluster) as shop:
+        # given an order that is tried again and again
+        await shop.place("anna-1")
+        async with shop.consumer(handler=bill) as consumer:
+            await keylane_cluster.until(lambda: len(attempts) == 3)
+            # when its partition is paused
+            (partition,) = consumer.position
+            await consumer.pause(partition)
+            await asyncio.sleep(600)
+            # then its next try waits as well
+            assert attempts == [1, 2, 3]
+            await consumer.resume(partition)
+            await keylane_cluster.until(lambda: len(attempts) == 4)
+            assert attempts[-1] == 4
+
+
 async def test_callbacks_are_called_before_the_first_pull_and_before_the_hand_over(
     keylane_cluster: VirtualCluster,
 ):
@@ -839,6 +890,64 @@ async def test_callbacks_are_called_before_the_first_pull_and_before_the_hand_ov
         async with shop.consumer(handler=bill, settings=settings):
             await shop.until_acked()
     assert told == ["assigned 1", "billed", "revoked 1"]
+
+
+async def test_consumer_is_told_of_a_lost_lease_and_of_its_next_one_when_it_stood_still(
+    keylane_cluster: VirtualCluster,
+):
+    told: list[tuple[str, list[int]]] = []
+
+    def note(text: str) -> Any:
+        return lambda partitions: told.append((text, partitions))
+
+    async with open_shop(keylane_cluster) as shop:
+        # given a biller that stands still for longer than its lease
+        callbacks = {name: note(name) for name in ("on_assigned", "on_revoked", "on_lost")}
+        biller = shop.start_biller(settings=callbacks)
+        await shop.place("anna-1")
+        await shop.until_acked()
+        biller.pause()
+        await asyncio.sleep(120)
+        # when it goes on, it has lost the partition, and gets it again
+        biller.resume()
+        await shop.place("anna-2")
+        await shop.until_billed("anna-2")
+        assert told == [("on_assigned", [1]), ("on_lost", [1]), ("on_assigned", [1])]
+        # then only a hand-over revokes it
+        await biller.stop()
+        assert told[3:] == [("on_revoked", [1])]
+
+
+async def test_consumer_goes_on_when_its_callbacks_raise_or_are_late(
+    keylane_cluster: VirtualCluster, caplog: pytest.LogCaptureFixture
+):
+    def fail(_partitions: list[int]) -> None:
+        raise ValueError("no such file")
+
+    async def never_return(_partitions: list[int]) -> None:
+        await asyncio.Event().wait()
+
+    async with open_shop(keylane_cluster) as shop:
+        callbacks = {"on_assigned": fail, "on_lost": fail, "on_revoked": never_return}
+        first = shop.start_biller("first", settings=callbacks)
+        # when it gets its partition, loses it, and hands it over
+        await shop.place("anna-1")
+        await shop.until_billed("anna-1")
+        first.pause()
+        await asyncio.sleep(120)
+        first.resume()
+        await shop.place("anna-2")
+        await shop.until_billed("anna-2")
+        shop.start_biller("second")
+        await first.stop()
+        # then it has billed as usual, the next owner follows, and the log says what failed
+        await shop.place("anna-3")
+        await shop.until_billed("anna-3")
+        assert shop.billed == ["anna-1", "anna-2", "anna-3"]
+        logged = "\n".join(caplog.messages)
+        assert logged.count("on_assigned for partitions [1] failed") == 2
+        assert logged.count("on_lost for partitions [1] failed") == 1
+        assert logged.count("on_revoked for partitions [1] took longer") == 1
 
 
 async def test_start_of_a_group_is_fixed_by_its_first_consumer(keylane_cluster: VirtualCluster):

@@ -4,11 +4,12 @@ The cluster is the real one, in virtual time. What needs real processes, broken 
 messages has its story elsewhere:
 
 * rows of Arrow data that end their process: tests/integration/parking/test_crashes.py;
-* limits, and dead keys: tests/integration/parking/test_full_parking.py, and a million messages in
-  tests/unit/broker/partition/test_parked.py;
+* limits, and dead keys: tests/integration/parking/test_full_parking.py, a million messages in
+  tests/unit/broker/partition/test_parked.py, and a thousand edits in
+  tests/unit/broker/test_parking.py;
 * commands: tests/integration/clients/test_parked.py;
-* merges, and parts of a group that are reset: tests/integration/parking/test_parked_keys.py and
-  test_resets_of_parked_keys.py;
+* changes of a list that children have taken over, merges, and parts of a group that are reset:
+  tests/integration/parking/test_parked_keys.py and test_resets_of_parked_keys.py;
 * retention, and damage of records: tests/unit/broker/store/test_parking.py;
 * messages that cannot be read: tests/unit/consumer/session/test_unreadable.py.
 """
@@ -23,9 +24,17 @@ import pytest
 
 from keylane import Message, Retry
 from keylane.admin import ParkState
-from keylane.errors import BusyError, InvalidRequestError, NotFoundError, Reason
+from keylane.errors import (
+    BusyError,
+    ConflictError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    Reason,
+    StaleRouteError,
+)
 from keylane.protocol.text import key_digest
-from keylane.testing import VirtualCluster
+from keylane.testing import ClientProgram, VirtualCluster
 from support.billing_shop import BILLING, ORDERS, BillingShop, open_shop
 
 pytestmark = pytest.mark.acceptance
@@ -137,6 +146,66 @@ async def test_parked_customer_goes_with_its_partition(
         await redrive(shop, key="anna")
         await shop.until_billed("anna-4")
         assert shop.billed_of("anna") == [f"anna-{number}" for number in range(1, 5)]
+
+
+@pytest.mark.keylane(brokers=2)
+async def test_operator_is_refused_while_an_owner_takes_over_more_than_a_page(
+    keylane_cluster: VirtualCluster,
+):
+    async def bill(message: Message) -> None:
+        if message.key_text == "anna":
+            raise ValueError("cannot bill anna")
+
+    async with open_shop(keylane_cluster, partitions=1) as shop:
+
+        def start_biller() -> ClientProgram:
+            one_try = {"on_failure": "dead", "tries_max": 1}
+            return shop.start(lambda: shop.consumer(handler=bill, **one_try).run())
+
+        # given more dead orders, among others, than a page of a list has
+        first = start_biller()
+        for _ in range(5_001):
+            shop.producer.send(ORDERS, b"broken", key="anna")
+            shop.producer.send(ORDERS, b"good", key="bob")
+        await shop.producer.flush()
+        await shop.until_set_aside(5_001)
+        await first.stop()
+        # when their partition is moved, and its next owner stands still while it takes them over
+        (parent,) = await shop.progress()
+        other = "g1" if parent.broker_group == "g0" else "g0"
+        await shop.admin.wait(await shop.admin.move([parent.partition_id], to=other))
+        second = start_biller()
+
+        async def has_a_page() -> bool:
+            second.pause()
+            if [view.messages for view in await shop.set_aside()] == [5_000]:
+                return True
+            second.resume()
+            return False
+
+        await keylane_cluster.until(has_a_page, every_s=0.001)
+
+        async def edit() -> Reason | None:
+            try:
+                await shop.admin.edit_parked(ORDERS, BILLING, parent.partition_id, 0, value=b"good")
+            except StaleRouteError as error:
+                return error.reason
+            return None
+
+        # then operators change none of them, also when the broker has started again
+        assert await edit() is Reason.PARK_MOVED
+        broker = keylane_cluster.brokers[int(other.removeprefix("g"))]
+        broker.crash()
+        broker.start()
+        await asyncio.sleep(1)
+        assert await edit() is Reason.PARK_MOVED
+        # until the owner has all of them
+        second.resume()
+
+        async def is_edited() -> bool:
+            return await edit() is None
+
+        await keylane_cluster.until(is_edited)
 
 
 async def test_parked_order_is_no_lag_and_stays_where_it_was_stored(
@@ -258,6 +327,35 @@ async def test_order_whose_handler_raises_system_exit_is_set_aside(
         await shop.until_acked()
 
 
+async def test_batch_shrinks_to_a_sixteenth_and_a_256th_when_its_handler_ends_its_owners(
+    keylane_cluster: VirtualCluster,
+):
+    batches: list[list[str]] = []
+
+    async def bill(messages: list[Message]) -> None:
+        batches.append([message.value.decode() for message in messages])
+        if "anna-1" in batches[-1]:
+            raise SystemExit(3)
+
+    async with open_shop(keylane_cluster) as shop:
+        # given a batch whose first order ends its owners
+        await shop.place("anna-1", *(f"customer{number}-1" for number in range(1, 512)))
+        options = {**PARK, "tries_max": 5, "settings": {"max_records": 512}}
+
+        def start_biller() -> ClientProgram:
+            return shop.start(lambda: shop.consumer(batch_handler=bill, **options).run())
+
+        for _ in range(5):
+            with pytest.raises(SystemExit):
+                await start_biller().wait()
+        # then it is whole twice, and ever smaller after that, until the order is alone
+        assert [len(batch) for batch in batches if "anna-1" in batch] == [512, 512, 32, 2, 1]
+        # and the next owner sets that one aside, and bills all others
+        start_biller()
+        assert (await shop.until_set_aside()).key == b"anna"
+        await shop.until_acked()
+
+
 async def test_order_that_asks_for_another_try_gets_it_beyond_the_last_one(
     keylane_cluster: VirtualCluster,
 ):
@@ -360,6 +458,65 @@ async def test_edit_is_refused_while_a_customer_is_redriven(keylane_cluster: Vir
         with pytest.raises(BusyError) as refused:
             await shop.admin.edit_parked(ORDERS, BILLING, key="anna", value=b"other")
         assert refused.value.reason is Reason.PARKED_REDRIVEN
+
+
+@pytest.mark.keylane(brokers=2)
+async def test_edit_asks_for_the_partition_when_none_of_two_has_the_oldest_order_of_a_customer(
+    keylane_cluster: VirtualCluster,
+):
+    async with open_shop(keylane_cluster, partitions=2, strategy="best_tried") as shop:
+        shop.broken = {"anna-1", "anna-2"}
+        shop.start_biller(on_failure="park", tries_max=3)
+        # given a customer whose second order took a detour, because a broker was down
+        first = await shop.producer.send(ORDERS, b"anna-1", key="anna")
+        await shop.until_set_aside()
+        described = await shop.admin.describe_subject(ORDERS)
+        (group,) = (
+            each.broker_group
+            for each in described.partitions
+            if each.partition_id == first.partition_id
+        )
+        broker = keylane_cluster.brokers[int(group.removeprefix("g"))]
+        broker.crash()
+        second = await shop.producer.send(ORDERS, b"anna-2", key="anna")
+        broker.start()
+
+        async def both_are_aside() -> bool:
+            return [view.key for view in await shop.set_aside()] == [b"anna", b"anna"]
+
+        await keylane_cluster.until(both_are_aside, within_s=300)
+        # when an operator edits the oldest one, nothing is edited, for there are two
+        with pytest.raises(ConflictError) as refused:
+            await shop.admin.edit_parked(ORDERS, BILLING, key="anna", value=b"mended")
+        assert refused.value.reason is Reason.PARKED_KEY_AMBIGUOUS
+        # then one is, if the partition is given
+        mended = await shop.admin.edit_parked(
+            ORDERS, BILLING, second.partition_id, key="anna", value=b"mended"
+        )
+        assert (mended.partition_id, mended.offset) == (second.partition_id, second.offset)
+        shown = [each async for each in shop.admin.parked_messages(ORDERS, BILLING, "anna")]
+        assert sorted(each.edited for each in shown) == [False, True]
+
+
+async def test_edit_is_refused_when_the_edits_of_the_group_are_too_large_together(
+    keylane_cluster: VirtualCluster,
+):
+    async with open_shop(keylane_cluster) as shop:
+        shop.start_biller(**PARK)
+        await park_anna(shop, orders=17)
+
+        async def edit(offset: int) -> None:
+            await shop.admin.edit_parked(ORDERS, BILLING, 1, offset, value=bytes(1_000_000))
+
+        # given 16 orders of a megabyte each
+        for offset in range(16):
+            await edit(offset)
+        # then the next one is refused, until one of them is away
+        with pytest.raises(OverloadedError) as refused:
+            await edit(16)
+        assert refused.value.reason is Reason.EDITS_FULL
+        assert await shop.admin.skip(ORDERS, BILLING, key="anna", first=1) == 1
+        await edit(16)
 
 
 # ── orders that end their process ─────────────────────────────────────────────────────────────────

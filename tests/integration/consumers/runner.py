@@ -7,6 +7,7 @@ handling ends.
 """
 
 import asyncio
+import signal
 import sys
 import time
 
@@ -54,4 +55,5 @@ async def main() -> None:
     print("done", flush=True)
 
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 asyncio.run(main())

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from keylane import Consumer, ConsumerSettings, Message, Producer
+from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
 from keylane.protocol.errors import Reason
 from support.cluster import Cluster, eventually
 from support.raising import raises
@@ -28,9 +28,9 @@ NEXT_OWNER_MS_MAX = 3_000
 
 
 def runner(
-    cluster: Cluster, how: str, subject: str, path: Path, *, sleep_s: float
+    cluster: Cluster, how: str, subject: str, path: Path, *, sleep_s: float, ttl_ms: int = TTL_MS
 ) -> AbstractContextManager[ServerProcess]:
-    arguments = (how, cluster.meta, subject, "g", str(TTL_MS), str(path), str(sleep_s))
+    arguments = (how, cluster.meta, subject, "g", str(ttl_ms), str(path), str(sleep_s))
     return running_script(Path(__file__).with_name("runner.py"), *arguments)
 
 
@@ -104,6 +104,35 @@ async def test_second_signal_does_not_wait_for_handlers(
         began = time.monotonic()
         assert await asyncio.to_thread(process.wait, 60) == -signal.SIGTERM
         assert time.monotonic() - began < 1
+
+
+async def test_hangup_ends_the_process_without_a_hand_over(
+    shared_cluster: Cluster, tmp_path: Path
+) -> None:
+    """As SIGKILL does: the partition is its owner's until the ttl is over, and the next one gets
+    its messages.
+    """
+    subject, ttl_ms = "run-hangup", 6_000
+    await shared_cluster.create(subject, partitions=1)
+    first, second = tmp_path / "first", tmp_path / "second"
+    async with Producer(shared_cluster.meta) as producer, Admin(shared_cluster.meta) as admin:
+        await producer.send(subject, b"v", key=b"k")
+        await admin.create_group(subject, "g")
+
+        async def owner() -> str | None:
+            (partition,) = (await admin.describe_group(subject, "g")).partitions
+            return partition.owner
+
+        with runner(shared_cluster, "alone", subject, first, sleep_s=600, ttl_ms=ttl_ms) as leaving:
+            while (name := await owner()) is None:
+                await asyncio.sleep(0.05)
+            leaving.send_signal(signal.SIGHUP)
+            assert await asyncio.to_thread(leaving.wait, 20) == -signal.SIGHUP
+            assert leaving.stdout.read() == "", "it has not ended by itself"
+        assert await owner() == name, "nothing was handed over"
+        with runner(shared_cluster, "alone", subject, second, sleep_s=0):
+            await eventually(lambda: records(second))
+    assert not records(first)
 
 
 @pytest.mark.parametrize("how", ["async", "threads", "iterating"])

@@ -16,6 +16,7 @@ from keylane import Admin, Consumer, Message, Producer
 from keylane.protocol import endpoints
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.control import PartitionStatus
+from keylane.protocol.errors import Reason
 from keylane.protocol.limits import ACK_RANGES_MAX
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.parked import ChangeParkedKey, ParkedList, ParkState
@@ -23,6 +24,7 @@ from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, eventually
 from support.consumer_options import consumer_options
+from support.raising import raises
 from support.server_process import ServerProcess
 
 FAST = Backoff(first_ms=5, max_ms=5)
@@ -318,6 +320,33 @@ async def test_parked_key_goes_with_its_children(file_cluster: Cluster, kind: Op
             await asyncio.sleep(0.05)
         while await brokers.kept(parent):
             await asyncio.sleep(0.05)
+
+
+async def test_change_is_refused_when_the_children_have_taken_over(shared_cluster: Cluster):
+    """An operator's call that comes late to the parent; the child has the key."""
+    subject, handler = "park-frozen", Handler()
+    await shared_cluster.create(subject, partitions=1)
+    handler.poison = {b"bad"}
+    async with (
+        asyncio.timeout(60),
+        Admin(shared_cluster.meta) as admin,
+        Producer(shared_cluster.meta) as producer,
+        consumer_of(shared_cluster, subject, handler),
+        brokers_of(shared_cluster, subject) as brokers,
+    ):
+        await send(producer, subject, b"bad", 0, 1)
+        while await brokers.count() < 2:
+            await asyncio.sleep(0.05)
+        ((parent, broker),) = (await brokers.partitions()).items()
+        await admin.wait(await admin.resize(subject, 2))
+        await brokers.adopted(parent, 2)
+        for skip in (None, [(parent, 0, 1)]):
+            change = ChangeParkedKey(group="g", key_hex=b"bad".hex(), skip=skip)
+            with raises(Reason.PARK_MOVED):
+                await broker.control(endpoints.CHANGE_PARKED, change, id=parent)
+        (view,) = [each async for each in admin.parked(subject, "g")]
+        assert view.partition_id != parent
+        assert (view.key, view.messages, view.state) == (b"bad", 2, ParkState.PARKED)
 
 
 async def hosted(cluster: Cluster, partition_id: int, broker_group: str) -> bool:

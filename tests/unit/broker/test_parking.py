@@ -581,7 +581,7 @@ async def test_child_takes_no_owner_of_its_parent_over(desk: ParkedDesk):
 
 
 async def test_edits_have_a_limit(desk: ParkedDesk):
-    """In bytes, and in number; an edit of the same message takes the place of the one before."""
+    """In bytes; an edit of the same message takes the place of the one before."""
     await desk.change(Park(b"a", ((0, 40),), FAILURE))
     most = bytes(MESSAGE_BYTES_MAX - 100)
     for offset in range(EDITS_BYTES_MAX // MESSAGE_BYTES_MAX):
@@ -590,6 +590,19 @@ async def test_edits_have_a_limit(desk: ParkedDesk):
         await desk.edit(b"a", 39, most)
     await desk.edit(b"a", 0, b"small")
     await desk.edit(b"a", 39, most)
+
+
+async def test_edit_is_refused_when_a_thousand_messages_are_edited():
+    """One that is edited already may be edited again, and one that is skipped makes room."""
+    desk = await ParkedDesk(SimDisk()).fill(batches=101)
+    await desk.change(Park(b"a", ((0, 1_010),), FAILURE))
+    for offset in range(1_000):
+        await desk.edit(b"a", offset, b"mended")
+    with raises(Reason.EDITS_FULL):
+        await desk.edit(b"a", 1_000, b"mended")
+    await desk.edit(b"a", 0, b"mended again")
+    await desk.make(Unpark(b"a", 1, ((0, 1),)))
+    await desk.edit(b"a", 1_000, b"mended")
 
 
 async def test_operators_page_through_dead_letters_with_their_failures(desk: ParkedDesk):
