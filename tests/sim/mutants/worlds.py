@@ -18,8 +18,9 @@ from sim.features.later import LaterDeliveries
 from sim.features.live_resets import LiveResetting, sets_parts
 from sim.features.loops import PROMPT, PROMPT_EVERY, Loops
 from sim.features.world import feature_plan_of, kind_of
+from sim.following.features import STORIES
 from sim.plans import plan_of
-from sim.run import FEATURES_FIRST
+from sim.run import FEATURES_FIRST, FOLLOWED_FEATURES_FIRST
 from sim.swarm import keyed_share
 
 OFTEN_S = 1.0
@@ -56,6 +57,18 @@ def _batches_leave_home(seed: int) -> bool:
     }
     early = plan.producer["leave_after_ms"] == 300 and plan.producer["batch_count"] > 2
     return best_tried and len(silent) > 1 and early and plan.keys > 1
+
+
+def _flushes_fail(seed: int) -> bool:
+    """Brokers' disks fail to sync, often."""
+    plan = plan_of(seed)
+    return "broker_flush" in plan.faults and plan.gap_s <= OFTEN_S
+
+
+def _requests_come_twice(seed: int) -> bool:
+    """Requests come late, and again, while operators reshape."""
+    plan = plan_of(seed)
+    return {"late", "twice"} <= plan.faults and plan.gap_s <= OFTEN_S
 
 
 def _disks_are_lost(seed: int) -> bool:
@@ -126,6 +139,11 @@ def _disks_with_retries_are_lost(seed: int) -> bool:
     return kind_of(seed - FEATURES_FIRST) is OnLostDisks
 
 
+def _cut_overs_are_followed(seed: int) -> bool:
+    """Readers follow a subject that is cut over."""
+    return seed >= FOLLOWED_FEATURES_FIRST and (seed - FOLLOWED_FEATURES_FIRST) % STORIES == 0
+
+
 def _is(kind: type[Feature]) -> Callable[[int], bool]:
     """Worlds of this feature."""
     return lambda seed: kind_of(seed - FEATURES_FIRST) is kind
@@ -144,6 +162,7 @@ SHOWN_IN: dict[str, Callable[[int], bool]] = {
     "keys_go_on_behind_damage": _is(DamagedParks),
     "late_joins_begin_again": _joins_come_late,
     "later_batches_are_parked_before_earlier_ones": _batches_wait_unopened,
+    "later_detour_not_declared": _batches_leave_home,
     "live_reset_waits_for_no_member": _groups_are_reset,
     "lost_messages_are_sent_again": _disks_are_lost,
     "lost_parents_are_waited_for": _disks_with_retries_are_lost,
@@ -151,9 +170,11 @@ SHOWN_IN: dict[str, Callable[[int], bool]] = {
     "messages_are_written_again_behind_their_end": _scheduled_logs_are_removed,
     "new_messages_overtake_suspects": _is(Killers),
     "no_message_is_suspected": _is(Killers),
+    "older_picture_of_a_partition_accepted": _requests_come_twice,
     "open_deliveries_go_with_their_segment": _scheduled_logs_are_removed,
     "quotas_are_looked_up_for_everybody_alone": _is(Quotas),
     "reset_of_a_child_forgets_its_parents": _partitions_are_reset_alone,
+    "rows_of_rows_come_again": _cut_overs_are_followed,
     "running_publications_are_forgotten": _is(ForgottenCutOvers),
     "second_copy_not_declared": _batches_leave_home,
     "settled_messages_go_with_their_segment": _scheduled_logs_are_removed,
@@ -161,6 +182,7 @@ SHOWN_IN: dict[str, Callable[[int], bool]] = {
     "unheard_sessions_hold_the_place": _joins_come_late,
     "unreadable_parked_messages_are_given_up": _is(DamagedParks),
     "waiting_messages_go_with_their_segment": _scheduled_logs_are_removed,
+    "writes_on_after_a_failed_flush": _flushes_fail,
 }
 """By the mutant's name: whether the world of a seed may show it."""
 
