@@ -53,6 +53,7 @@ from ..protocol.errors import (
     NotSentError,
     PartitionUnknownError,
     Reason,
+    StaleRouteError,
     StorageError,
     UnauthenticatedError,
 )
@@ -139,6 +140,7 @@ from .parked_views import (
     ParkedMessage,
     Row,
     find_oldest_view,
+    select_views_being_adopted,
     split_rows,
     to_parked_view,
 )
@@ -161,8 +163,8 @@ been freed between two pages.
 PARKED_PAGE_KEYS = 1_000
 """Maximum number of parked keys per page."""
 ADOPTION_TIMEOUT_S = 1.0
-"""How long, in seconds, a search is repeated while the parked messages of a sealed partition are
-being handed over to its children.
+"""How long, in seconds, a search is repeated while children adopt some of the messages that it
+found.
 """
 ADOPTION_PAUSE_S = 0.05
 REDRIVE_CONCURRENCY = 64
@@ -1065,6 +1067,8 @@ class Admin(LoopBoundClient):
     ) -> AsyncGenerator[ParkedKeyView, None]:
         """
         Yield the keys that a consumer group has parked. A key may briefly appear on two partitions.
+        While a child has not adopted the keys of a sealed partition, these are yielded with
+        `ParkedKeyView.being_adopted`.
 
         Args:
             key: an order key, as bytes or text; b"" for messages without a key, including dead
@@ -1093,7 +1097,6 @@ class Admin(LoopBoundClient):
             partition_id,
             retrying=retrying,
             by_error=by_error,
-            adopted_ids=set(),
         ):
             yield view
 
@@ -1159,8 +1162,8 @@ class Admin(LoopBoundClient):
 
         Raises:
             NotFoundError: no messages of `key` are parked.
-            StaleRouteError: a partition was sealed, and its children now have these messages;
-                repeat the call.
+            StaleRouteError: a partition was sealed, and its children adopt, or have adopted, these
+                messages; others may be redriven. Repeat the call.
             Any error of `parked`.
         """
         check_no_call_problems(flag_problems(all=all))
@@ -1169,16 +1172,9 @@ class Admin(LoopBoundClient):
         if key is not ...:
             await self._find_views(subject, group, _build_filter(key, dead=dead), partition_id)
         key_filter = _build_filter(key, dead=dead, older_than_ms=older_than_ms, error=error)
-        selected_views = self.parked(
-            subject,
-            group,
-            key=key,
-            dead=dead,
-            partition_id=partition_id,
-            older_than_ms=older_than_ms,
-            error=error,
-        )
-        views = [view async for view in selected_views if view.state is not ParkState.REDRIVING]
+        selected_views = await self._collect_views(subject, group, key_filter, partition_id)
+        views = [view for view in selected_views if view.state is not ParkState.REDRIVING]
+        views.sort(key=lambda view: view.being_adopted)  # these are refused, so they come last
         partitions = await self._fetch_partitions_by_id(subject, group)
 
         async def redrive_view(view: ParkedKeyView) -> ParkedKeyView | None:
@@ -1305,8 +1301,8 @@ class Admin(LoopBoundClient):
             BusyError: messages with its key are being handled.
             MessageTooLargeError: the edited message would exceed the subject's maximum size.
             OverloadedError: the group has too many edited messages.
-            StaleRouteError: the partition was sealed, and its children now have the message; repeat
-                the call.
+            StaleRouteError: the partition was sealed, and its children adopt, or have adopted, the
+                message; repeat the call.
             Any error of `parked`.
         """
         if value is None and properties is None:
@@ -1797,18 +1793,14 @@ class Admin(LoopBoundClient):
         key_filter: ParkedFilter,
         partition_id: int | None,
         *,
-        adopted_ids: set[int],
         retrying: bool = False,
         by_error: bool = False,
     ) -> AsyncIterator[ParkedKeyView]:
-        """Yield the keys for `parked`. Adds to `adopted_ids` the sealed partitions whose children
-        have adopted, or are adopting, their parked messages.
-        """
-        for partition in await self._fetch_partitions(subject, group, partition_id):
-            views = await self._fetch_parked(partition, group, retrying=retrying)
-            if views is None:
-                adopted_ids.add(partition.partition_id)
-            for view in views or ():
+        """Yield the keys for `parked`."""
+        partitions = await self._fetch_partitions(subject, group, partition_id)
+        # A parent comes before its children, so a key that passes to a child is not missed.
+        for partition in sorted(partitions, key=lambda each: each.partition_id):
+            for view in await self._fetch_parked(subject, partition, group, retrying=retrying):
                 if not key_filter.matches(view):
                     continue
                 if not (key_filter.selects_partially(view) or (by_error and view.is_loose)):
@@ -1921,10 +1913,10 @@ class Admin(LoopBoundClient):
         return self._broker_client(partition)
 
     async def _fetch_parked(
-        self, partition: Partition, group: str, *, retrying: bool = False
-    ) -> list[ParkedKeyView] | None:
-        """Fetch the keys that a group has parked on a partition. Return None if the children have
-        adopted them, or are adopting them.
+        self, subject: str, partition: Partition, group: str, *, retrying: bool = False
+    ) -> list[ParkedKeyView]:
+        """Fetch the keys that a group has parked on a partition, without those that children have
+        adopted.
         """
         broker, partition_id = self._broker_client(partition), partition.partition_id
         query_filters = {
@@ -1933,6 +1925,7 @@ class Admin(LoopBoundClient):
             "retrying": 1 if retrying else None,
         }
         views_by_key: dict[tuple[ParkKey, int | None], ParkedKeyView] = {}
+        waiting_children: list[Partition] | None = None
         for _ in range(LISTING_PASSES_MAX):
             known_keys, pages, has_more = len(views_by_key), 0, True
             first_index = 0
@@ -1942,15 +1935,40 @@ class Admin(LoopBoundClient):
                     page = await broker.control(endpoints.PARKED, query=query, id=partition_id)
                 except GroupUnknownError:  # the group has not read this partition yet
                     return []
-                if page.frozen:
-                    return None
+                if page.frozen and waiting_children is None and (page.keys or views_by_key):
+                    waiting_children = await self._find_waiting_children(
+                        subject, group, partition_id
+                    )
+                if waiting_children == []:
+                    return []
                 views = [to_parked_view(partition_id, view) for view in page.keys]
                 views_by_key.update(((view.key, view.tries), view) for view in views)
                 first_index += len(views)
                 pages, has_more = pages + 1, page.more
             if pages == 1 or len(views_by_key) == known_keys:
                 break  # otherwise a key freed between two pages may have hidden another
-        return list(views_by_key.values())
+        found_views = list(views_by_key.values())
+        if waiting_children is None:
+            return found_views
+        return select_views_being_adopted(found_views, partition, waiting_children)
+
+    async def _find_waiting_children(
+        self, subject: str, group: str, parent_id: int
+    ) -> list[Partition]:
+        """Return the children that have not adopted all parked messages of their parent yet."""
+        waiting_children = []
+        for child in await self._fetch_partitions(subject, group, None):
+            if parent_id not in child.parents:
+                continue
+            adopted: list[int] | None = []
+            with contextlib.suppress(GroupUnknownError):  # the group has not read this child yet
+                page = await self._broker_client(child).control(
+                    endpoints.PARKED, query={"group": group, "count": 1}, id=child.partition_id
+                )
+                adopted = page.adopted
+            if adopted is not None and parent_id not in adopted:
+                waiting_children.append(child)
+        return waiting_children
 
     async def _find_parked_message(
         self, subject: str, group: str, partition_id: int, offset: int
@@ -2006,18 +2024,8 @@ class Admin(LoopBoundClient):
         self, subject: str, group: str, key_filter: ParkedFilter, partition_id: int | None
     ) -> list[ParkedKeyView]:
         """Return the views of the selected keys. Raises NotFoundError."""
-        deadline_s = asyncio.get_running_loop().time() + ADOPTION_TIMEOUT_S
-        while True:
-            adopted_ids: set[int] = set()
-            views = self._iter_parked_keys(
-                subject, group, key_filter, partition_id, adopted_ids=adopted_ids
-            )
-            matching_views = [view async for view in views]
-            if matching_views:
-                return matching_views
-            if not adopted_ids or asyncio.get_running_loop().time() >= deadline_s:
-                break
-            await asyncio.sleep(ADOPTION_PAUSE_S)
+        if views := await self._collect_views(subject, group, key_filter, partition_id):
+            return views
         selection = (
             "these keys"
             if isinstance(key_filter.key, EllipsisType)
@@ -2028,6 +2036,19 @@ class Admin(LoopBoundClient):
         )
         error.hint = error.hint.replace("SUBJECT GROUP", f"{subject} {group}")
         raise error
+
+    async def _collect_views(
+        self, subject: str, group: str, key_filter: ParkedFilter, partition_id: int | None
+    ) -> list[ParkedKeyView]:
+        """Return the views of the selected keys. Waits a moment for children that adopt some."""
+        deadline_s = asyncio.get_running_loop().time() + ADOPTION_TIMEOUT_S
+        while True:
+            found_views = self._iter_parked_keys(subject, group, key_filter, partition_id)
+            views = [view async for view in found_views]
+            is_adoption_seen = any(view.being_adopted for view in views)
+            if not is_adoption_seen or asyncio.get_running_loop().time() >= deadline_s:
+                return views
+            await asyncio.sleep(ADOPTION_PAUSE_S)
 
     async def _read_messages(
         self, subject: str, group: str, view: ParkedKeyView, key_filter: ParkedFilter
@@ -2042,6 +2063,10 @@ class Admin(LoopBoundClient):
                         parked_message = await apply_edit(broker, group, view, parked_message)
                     except NotFoundError:
                         continue  # no longer parked
+                    except StaleRouteError as error:  # only the child will tell its edit
+                        parked_message = replace(
+                            parked_message, message=None, problem=error.message
+                        )
                 yield replace(
                     parked_message, failure=row.failure, since_ms=row.since_ms, next_ms=row.next_ms
                 )

@@ -7,12 +7,14 @@ from itertools import pairwise
 from types import EllipsisType
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..protocol.errors import ConflictError, InvalidRequestError, NotFoundError, Reason
 from ..protocol.ids import MAX_I64
 from ..protocol.limits import KEY_BYTES_MAX
 from ..protocol.message import Message
 from ..protocol.parked import PARKED_ROWS_MAX, Failure, ParkedView, ParkState
+from ..protocol.routing import Partition, logical_partition
 from ..protocol.settings import check_no_call_problems, flag_problems, is_within
 
 KeySelector = bytes | EllipsisType | None
@@ -53,6 +55,10 @@ class ParkedKeyView(Struct, frozen=True, kw_only=True):
     next_ms: int | None = None
     """Time of the next retry, in milliseconds since 1970 on the consumer's clock; None if
     unknown.
+    """
+    being_adopted: bool = False
+    """True if this partition has passed the messages to a child that does not have all of them yet.
+    Until then they cannot be changed.
     """
 
     @property
@@ -187,6 +193,30 @@ def to_parked_view(partition_id: int, view: ParkedView) -> ParkedKeyView:
         tries=view.tries,
         next_ms=view.next_ms,
     )
+
+
+def select_views_being_adopted(
+    views: Sequence[ParkedKeyView], parent: Partition, waiting_children: Sequence[Partition]
+) -> list[ParkedKeyView]:
+    """
+    Return those views of a sealed partition that a child will have, marked as being adopted.
+
+    Args:
+        waiting_children: those that have not adopted all of their messages yet.
+    """
+
+    def passes_to(child: Partition, key: bytes | None) -> bool:
+        # Messages outside the parent's range go where its first logical partition goes.
+        number = logical_partition(key) if key else parent.range_start
+        if not parent.range_start <= number < parent.range_end:
+            number = parent.range_start
+        return child.range_start <= number < child.range_end
+
+    return [
+        replace(view, being_adopted=True)
+        for view in views
+        if any(passes_to(child, view.key) for child in waiting_children)
+    ]
 
 
 def find_oldest_view(

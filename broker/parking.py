@@ -288,6 +288,7 @@ class Parking:
                 frozen=False,
                 keys=[],
                 more=False,
+                adopted=[],
             )
         retrying = whole_number(params, "retrying", 0, low=0, high=1) == 1
         return build_parked_list(
@@ -341,7 +342,7 @@ class Parking:
         parked = group.parked
         if parked is None or parked.get(decode_key(body.key_hex)) is None:
             raise NotFoundError(Reason.PARKED_KEY_UNKNOWN, partition_id=partition.partition_id)
-        _check_adoption_finished(parked)
+        _check_not_being_adopted(parked)
         _check_not_handled(parked, changes, group.lock.fence)
         await self._apply_changes(partition, group, changes)
         # The log's end only rises, even over restarts, so no version is used twice.
@@ -362,7 +363,7 @@ class Parking:
         limit = partition.facts.message_bytes_max or MESSAGE_BYTES_MAX
         check_message_size(len(request.key or b""), len(value), len(packed_properties), limit)
         message = EditedMessage(request.source, request.offset, value, packed_properties)
-        _check_adoption_finished(group.parked)
+        _check_not_being_adopted(group.parked)
         await self._apply_changes(partition, group, [Edit(request.key, message)])
         log.info(
             "group %s, partition %d: parked message at offset %d of partition %d, %s, was edited: "
@@ -399,10 +400,15 @@ class Parking:
         return self._find_group(partition_id, name)
 
 
-def _check_adoption_finished(parked: Parked | None) -> None:
-    """Raise StaleRouteError if a parent's messages are only partly adopted: if the owner stopped
-    now, the next one would adopt all of them again.
+def _check_not_being_adopted(parked: Parked | None) -> None:
     """
+    Raise StaleRouteError if an operator must not change the messages, because children adopt them,
+    or because those of a parent are only partly adopted.
+
+    If the owner that adopts them stopped now, the next one would adopt all of them again.
+    """
+    if parked is not None and parked.frozen:
+        raise StaleRouteError(Reason.PARK_MOVED, partition_id=parked.partition_id)
     if parked is not None and parked.partly_adopted_parents:
         raise StaleRouteError(
             Reason.PARK_MOVED,

@@ -335,6 +335,7 @@ def build_parked_list(
         frozen=parked.frozen,
         keys=views,
         more=has_more,
+        adopted=sorted(parked.adopted_parents),
     )
 
 

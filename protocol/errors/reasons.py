@@ -562,10 +562,13 @@ class Reason(enum.Enum):
         1251,
         "StaleRouteError",
         "the children of this partition have its parked messages",
-        "Try again: `keylane parked list SUBJECT GROUP` shows the partition that has them now.",
+        (
+            "Try again: `keylane parked list SUBJECT GROUP` shows the partition that has them now. "
+            "While they are being taken over, a consumer of the group has to run."
+        ),
         RetryRule.AFTER_NEW_ROUTE,
     )
-    """The children of a sealed partition have adopted its parked messages."""
+    """The children of a sealed partition adopt, or have adopted, its parked messages."""
     # FencedError
     INSTANCE_TAKEN = (
         1267,

@@ -65,11 +65,15 @@ class ParkedList(Struct, frozen=True, kw_only=True):
     partition_id: int
     group: str
     frozen: bool
-    """True if the children of the partition have adopted the messages, which can then be changed
-    only there.
+    """True if the children of the partition adopt, or have adopted, the messages, which can then be
+    changed only there.
     """
     keys: list[ParkedView]
     more: bool
+    adopted: list[int] | None = None
+    """The parents whose parked messages this partition has completely adopted; None if the broker
+    does not report them, as before 0.3.
+    """
 
 
 ParkedDetail = tuple[int, int, int, int]

@@ -36,6 +36,7 @@ from keylane.errors import (
 from keylane.protocol.text import key_digest
 from keylane.testing import ClientProgram, VirtualCluster
 from support.billing_shop import BILLING, ORDERS, BillingShop, open_shop
+from support.raising import raises
 
 pytestmark = pytest.mark.acceptance
 PARK: dict[str, Any] = {"on_failure": "park", "tries_max": 3}
@@ -178,7 +179,7 @@ async def test_operator_is_refused_while_an_owner_takes_over_more_than_a_page(
 
         async def has_a_page() -> bool:
             second.pause()
-            if [view.messages for view in await shop.set_aside()] == [5_000]:
+            if 5_000 in [view.messages for view in await shop.set_aside()]:
                 return True
             second.resume()
             return False
@@ -206,6 +207,70 @@ async def test_operator_is_refused_while_an_owner_takes_over_more_than_a_page(
             return await edit() is None
 
         await keylane_cluster.until(is_edited)
+
+
+@pytest.mark.keylane(brokers=2)
+async def test_operator_sees_a_customer_whose_next_owner_was_killed_before_it_had_a_page(
+    keylane_cluster: VirtualCluster,
+):
+    async with open_shop(keylane_cluster) as shop:
+        first = shop.start_biller("first", **PARK)
+        await park_anna(shop)
+        await first.stop()
+        # when its partition is moved, and the next owner is killed as soon as it has asked for it
+        (parent,) = await shop.progress()
+        other = "g1" if parent.broker_group == "g0" else "g0"
+        await shop.admin.wait(await shop.admin.move([parent.partition_id], to=other))
+        second = shop.start_biller("second", **PARK)
+
+        async def is_asked_for() -> bool:
+            second.pause()
+            (view,) = await shop.set_aside()
+            if view.being_adopted:
+                return True
+            second.resume()
+            return False
+
+        await keylane_cluster.until(is_asked_for, every_s=0.0005)
+        second.kill()
+        await asyncio.sleep(60)
+        # then the customer is shown, and nothing of it is changed
+        (view,) = await shop.set_aside()
+        place = (parent.partition_id, 0)
+        assert (view.partition_id, view.key, view.messages) == (place[0], b"anna", 3)
+        assert view.being_adopted
+        assert await shop.set_aside(partition_id=parent.partition_id) == [view]
+        assert [
+            each.message.value
+            async for each in shop.admin.parked_messages(ORDERS, BILLING, "anna")
+            if each.message is not None
+        ] == [b"anna-1", b"anna-2", b"anna-3"]
+        admin, shop_group = shop.admin, (ORDERS, BILLING)
+        for change in (
+            lambda: admin.edit_parked(*shop_group, key="anna", value=b"good"),
+            lambda: admin.edit_parked(*shop_group, *place, value=b"good"),
+            lambda: admin.skip(*shop_group, key="anna"),
+            lambda: admin.redrive(*shop_group, key="anna"),
+            lambda: admin.redrive(*shop_group, all=True),
+        ):
+            with raises(Reason.PARK_MOVED):
+                await change()
+        # until another owner has it
+        shop.broken.clear()
+        shop.start_biller("third", **PARK)
+
+        async def is_skipped() -> bool:
+            try:
+                return await shop.admin.skip(ORDERS, BILLING, key="anna", first=1) == 1
+            except StaleRouteError:
+                return False
+
+        await keylane_cluster.until(is_skipped)
+        (view,) = await shop.set_aside()
+        assert (view.messages, view.being_adopted) == (2, False)
+        await redrive(shop, key="anna")
+        await shop.until_billed("anna-3")
+        assert shop.billed == ["anna-2", "anna-3"]
 
 
 async def test_parked_order_is_no_lag_and_stays_where_it_was_stored(

@@ -339,6 +339,8 @@ def state_text(view: ParkedKeyView) -> str:
     """Return the state that tables and JSON show; for unordered messages, it says why they are set
     aside.
     """
+    if view.being_adopted:
+        return "being taken over"
     if view.state is not ParkState.PARKED:
         return view.state
     if view.tries:

@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from keylane.admin.parked_views import (
     ParkedFilter,
     ParkedKeyView,
     find_oldest_view,
+    select_views_being_adopted,
     to_parked_view,
     validate_key,
 )
 from keylane.protocol.errors import InvalidRequestError, Reason
 from keylane.protocol.parked import Failure, ParkedView, ParkState
+from keylane.protocol.routing import Partition, PartitionState, logical_partition
 from support.raising import raises
 
 FAILURE = Failure("TimeoutError", "no answer of the bank", "c", 7, 5)
@@ -142,3 +145,43 @@ def test_no_message_is_the_first_of_partitions_that_do_not_follow_each_other():
 def test_key_without_messages_has_no_first_one():
     with raises(Reason.PARKED_KEY_UNKNOWN):
         find_oldest_view([view(b"a", messages=0, first_source=7, first_offset=-1)], {})
+
+
+def partition(start: int, end: int) -> Partition:
+    return Partition(
+        partition_id=1,
+        name="p",
+        queue=0,
+        range_start=start,
+        range_end=end,
+        broker_group="g0",
+        state=PartitionState.OPEN,
+    )
+
+
+def test_views_are_being_adopted_while_the_child_of_their_key_waits():
+    """Those without a place of their own go where the first logical partition goes."""
+    number = logical_partition(b"a")
+    parent, before, of_key, after = (
+        partition(start, end)
+        for start, end in (
+            (number - 1, number + 2),
+            (number - 1, number),
+            (number, number + 1),
+            (number + 1, number + 2),
+        )
+    )
+    displaced = view(
+        next(b"%d" % n for n in range(99) if logical_partition(b"%d" % n) > number + 1)
+    )
+    views = [PARKED, view(b""), LETTERS, RETRYING, displaced]
+
+    def selected(*waiting: Partition) -> list[ParkedKeyView]:
+        passed = select_views_being_adopted(views, parent, waiting)
+        assert all(each.being_adopted for each in passed)
+        return [replace(each, being_adopted=False) for each in passed]
+
+    assert selected(before, of_key, after) == views
+    assert selected(of_key) == [PARKED]
+    assert selected(before, after) == views[1:]
+    assert selected() == selected(after) == []

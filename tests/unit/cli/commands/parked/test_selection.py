@@ -13,6 +13,7 @@ from keylane.cli.commands.parked.selection import (
     SkipOptions,
     key_fields,
     key_text,
+    state_text,
 )
 from keylane.cli.screen import json_text
 from keylane.protocol.errors import ConfigError
@@ -54,6 +55,20 @@ def cells(table) -> list[list[str]]:
 def test_options_name_a_key(selection: Selection, key: object):
     assert selection.selected_key() == key
     assert selection.by_key is (key is not ...)
+
+
+@pytest.mark.parametrize(
+    ("seen", "text"),
+    [
+        (view(b"a"), "parked"),
+        (view(None), "dead"),
+        (view(None, tries=2), "waits for retry"),
+        (view(b"a", state=ParkState.REDRIVING), "redriving"),
+        (view(b"a", state=ParkState.REDRIVING, being_adopted=True), "being taken over"),
+    ],
+)
+def test_state_says_where_messages_stand(seen: ParkedKeyView, text: str):
+    assert state_text(seen) == text
 
 
 @pytest.mark.parametrize(
