@@ -10,7 +10,7 @@ from functools import partial
 from ..protocol.errors import KeylaneError
 from ..rpc.operating.reloading import ReloadableSettings
 from ..rpc.program import announce_ready, announce_stop, run_program
-from .app import RunningBroker, run_broker
+from .app import RunningBroker, run_broker, run_follower
 from .settings import RELOADED, SOURCES, BrokerSettings
 
 
@@ -36,6 +36,9 @@ def main(arguments: list[str] | None = None, *, prog: str = "keylane.broker") ->
             broker.adopt(new_settings)
 
     async def serve(stop: asyncio.Event) -> None:
+        if settings.follow:
+            await run_follower(settings, stop)
+            return
         ready = partial(announce_ready, "broker")
         await run_broker(settings, stop, ready=ready, on_running=running_brokers.append)
 

@@ -25,7 +25,7 @@ from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import SHORT_TEXT_CHARS_MAX, BrokerHeartbeat
 from ..protocol.endpoints import ACCESS_NEWS, BROKER, NOTE_AUDIT
 from ..protocol.errors import AddressError, Reason
-from ..protocol.frames import CancelScheduled, Schedule
+from ..protocol.frames import CancelScheduled, Follow, Schedule
 from ..protocol.http.access import AuditEvent, NoteAudit
 from ..protocol.membership.versions import VERSION
 from ..rpc.access.guard import Guard
@@ -39,9 +39,12 @@ from ..rpc.operating.metrics import ServerMetrics, access_metrics
 from ..rpc.operating.probes import metrics_route
 from ..rpc.operating.served_network import ServedNetwork
 from ..rpc.plane.prompt import DataService
+from ..rpc.race import Race
 from ..rpc.server import ControlRoute, Server, document_route, front_route
 from ..rpc.threads.worker_thread import WorkerThread
 from .control import BrokerControl
+from .copies.follow_service import FollowService
+from .copies.follower import Follower
 from .metrics import BrokerMetrics, expire_series_loop
 from .parking import Parking
 from .peers import Peers
@@ -315,6 +318,16 @@ async def serving_broker(
             scheduled=scheduler.view,
             metaservers=settings.meta,
         )
+        following = FollowService(
+            store,
+            broker_group=folder_state.identity.broker_group,
+            broker_id=folder_state.identity.broker_id,
+            opening=folder_state.opening.opening,
+            clock=clock,
+            run_read=pools.background,
+            background_turn=service.wait_background_turn,
+        )
+        service.register_handler(Follow, following.follow)
         posting = MessagePosting(peers, clock=clock, rng=rng)
         scheduling = _create_scheduling(
             folder_state,
@@ -586,6 +599,38 @@ def tune_interpreter() -> None:
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*GC_THRESHOLDS)
     gc.freeze()
+
+
+async def run_follower(settings: BrokerSettings, stop: asyncio.Event) -> None:
+    """
+    Keep the data folder a copy of that of the group's broker until `stop` is set.
+
+    Raises:
+        DataFolderError, FolderRefusedError, StorageError: the folder cannot follow the broker.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        files = make_files(str(settings.data))
+        stack.callback(files.close)
+        write = WorkerThread("copy")
+        stack.callback(write.close)
+        network = _own_network(stack, settings, ServedNetwork(settings))
+        await write(files.lock)
+        restrict_permissions(str(settings.data))
+        follower = Follower(
+            files,
+            settings.group,
+            meta=MetaClient(network, settings.meta),
+            network=network,
+            run_blocking=write,
+            clock=SystemClock(),
+            rng=random.SystemRandom(),
+        )
+        async with Race() as race:
+            following = race.start(follower.run())
+            race.start(stop.wait())
+            await race.first()
+            if following.done():
+                following.result()
 
 
 async def run_broker(

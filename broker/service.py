@@ -342,7 +342,7 @@ class BrokerService:
             partition = await self._long_polls.wait_to_read(request, self._store.state.partition)
             check_read(partition, request.offset, bytes_max)
         if request.background:
-            bytes_max = await self._background_turn(bytes_max)
+            bytes_max = await self.wait_background_turn(bytes_max)
             check_read(partition, request.offset, bytes_max)
         answer, data = await read_batches(self._store, partition, request, bytes_max)
         self._store.traffic.count_delivered(
@@ -350,7 +350,7 @@ class BrokerService:
         )
         return answer, data
 
-    async def _background_turn(self, wanted_bytes: int) -> int:
+    async def wait_background_turn(self, wanted_bytes: int) -> int:
         """Wait until a job's read may begin, and return the maximum size of its answer in bytes."""
         async with self._background_turns:
             wait_ms = self._budget.wait_ms(self._clock.boot_ms())

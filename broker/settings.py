@@ -38,6 +38,12 @@ class BrokerSettings(ServingSettings):
             "not checked"
         },
     )
+    follow: bool = field(
+        default=False,
+        metadata={
+            "doc": "keep the data folder a copy of that of the group's broker, and serve nothing"
+        },
+    )
     takeover_ms: int = field(
         default=0,
         metadata={
@@ -163,6 +169,8 @@ def _find_problems(values: Mapping[str, object]) -> list[str]:
             check_name("broker group", values["group"])
         except InvalidRequestError as error:
             problems.append(f"group: {error.message}")
+    if not isinstance(values.get("follow", False), bool):
+        problems.append("follow must be true or false")
     data = values.get("data", Path())
     if not isinstance(data, Path) or "\0" in str(data):
         problems.append("data must be the path of a folder")

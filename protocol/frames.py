@@ -311,6 +311,25 @@ class Hello(Frame, frozen=True, array_like=True, tag=24):
     version: str
 
 
+class Follow(Frame, frozen=True, array_like=True, tag=25):
+    """Fetch the log of a broker from `position` on, for a copy of its data folder. The answer is
+    Followed.
+    """
+
+    broker_group: str
+    copy_id: str
+    """The random id of the copy."""
+    position: int
+    """The end of the copy's log, which is durable there; -1 if it has none yet."""
+    bytes_max: int
+    wait_ms: int
+    """How long the broker waits for bytes beyond `position`, as in Pull."""
+    tail_crc: int = -1
+    """The CRC-32C of the last bytes of the copy's log, at most COMPARED_BYTES of its last segment;
+    -1: they were compared before on this connection.
+    """
+
+
 class Challenge(Frame, frozen=True, array_like=True, tag=22):
     """Request a challenge, which the holder of a capability must sign on this connection. The
     answer is Challenged.
@@ -497,6 +516,26 @@ class Welcome(Frame, frozen=True, array_like=True, tag=86):
     """The version of the broker."""
 
 
+class Followed(Frame, frozen=True, array_like=True, tag=87):
+    """
+    Bytes of the log, as they are in the broker's files. The payload begins at `position`, and lies
+    within one segment.
+
+    If `position` is not the one that was asked for, the log begins there: what the copy has lies
+    before it, or the copy has nothing.
+    """
+
+    broker_id: str
+    opening: str
+    """The name of the broker's present opening."""
+    end: int
+    """The end of the durable log."""
+    first_position: int
+    segment: int
+    """The position at which the segment of the payload begins."""
+    position: int
+
+
 class Challenged(Frame, frozen=True, array_like=True, tag=83):
     """The challenge of this connection, or b"" if the server does not authenticate callers."""
 
@@ -556,8 +595,9 @@ Request = (
     | Hello
     | Challenge
     | Authenticate
+    | Follow
 )
-READING = frozenset({Read, ListParked, ReadParked, ReadEdited})
+READING = frozenset({Read, ListParked, ReadParked, ReadEdited, Follow})
 """The types of requests that change nothing."""
 Answer = (
     Appended
@@ -577,6 +617,7 @@ Answer = (
     | Authenticated
     | Throttled
     | Welcome
+    | Followed
     | Refused
 )
 Header = TypeVar("Header", Request, Answer)
@@ -680,12 +721,12 @@ decode_answer = partial(_decode, _decode_answer, "answer")
 """
 
 
-def is_long_poll(request: Request) -> TypeGuard[Pull | PullShared | Read]:
+def is_long_poll(request: Request) -> TypeGuard[Pull | PullShared | Read | Follow]:
     """Return True if a request may wait for messages at the broker. Such requests do not count
     against the limits on other calls.
     """
     return isinstance(request, Pull | PullShared) or (
-        isinstance(request, Read) and request.wait_ms > 0
+        isinstance(request, Read | Follow) and request.wait_ms > 0
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from ..protocol.errors import FrameError, KeylaneError, NotSentError
 from ..protocol.frames import (
     Answer,
+    Follow,
     Pull,
     PullShared,
     Read,
@@ -31,7 +32,7 @@ once.
 """
 _NEVER = float("inf")
 
-_FETCHES = frozenset({Pull, PullShared, Read})
+_FETCHES = frozenset({Pull, PullShared, Read, Follow})
 """Kinds of frames that may be long polls, for a cheap check before `is_long_poll`."""
 
 

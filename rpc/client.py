@@ -25,6 +25,7 @@ from ..protocol.errors import Reason, SubjectUnknownError, UnfinishedError, Unre
 from ..protocol.frames import (
     Answer,
     CancelScheduled,
+    Follow,
     ListParked,
     Read,
     ReadEdited,
@@ -48,7 +49,7 @@ CREATION_STALLED_S = 60.0
 """The time in seconds after which the creation of a subject counts as stalled if no further
 partition was hosted.
 """
-REPEATABLE = frozenset({CancelScheduled, ListParked, Read, ReadEdited, ReadParked})
+REPEATABLE = frozenset({CancelScheduled, Follow, ListParked, Read, ReadEdited, ReadParked})
 """Idempotent frames that are retried here, because clients have no retry loop for them."""
 PULL_TURN_MS = 500
 """The time in milliseconds that a pull waits at a broker while other pulls of this client wait for

@@ -11,7 +11,7 @@ from ...protocol.access.quota import subject_limit
 from ...protocol.access.rights import SOME_SUBJECT
 from ...protocol.clock import Clock
 from ...protocol.endpoints import CANCEL_SCHEDULED
-from ...protocol.frames import Authenticate, CancelScheduled, Request, Schedule
+from ...protocol.frames import Authenticate, CancelScheduled, Follow, Request, Schedule
 from ...protocol.http.endpoint import Endpoint, Rights
 from ...protocol.reading.bounds import AskBounds
 from ...protocol.text import parse_number
@@ -84,6 +84,8 @@ class BrokerGuard:
         """Return the target of a frame. Raises PartitionUnknownError."""
         if isinstance(request, Schedule):
             return AccessTarget(request.subject)
+        if isinstance(request, Follow):
+            return AccessTarget()
         if isinstance(request, CancelScheduled):
             return _scheduled_target(self._scheduler.subject_of(request.scheduled_id))
         partition_id: int = request.partition_id  # type: ignore[union-attr]  # all others have one

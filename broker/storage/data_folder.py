@@ -31,6 +31,7 @@ import msgspec
 
 from ...protocol.errors import DataFolderError, StorageError
 from ...protocol.ids import check_name
+from .copy_file import check_no_copy
 from .files import Files, replace_file
 
 IDENTITY_PATH = "identity.json"
@@ -59,6 +60,7 @@ def claim_folder(files: Files, *, broker_group: str, rng: random.Random) -> Fold
             broker's data folder, or is unreadable.
     """
     check_name("broker group", broker_group)
+    check_no_copy(files)
     if files.size(IDENTITY_PATH) is None:
         foreign = [name for name in files.list() if name not in _INITIAL_NAMES]
         if foreign:
@@ -109,6 +111,15 @@ def read_identity(files: Files) -> FolderIdentity:
             path=files.name(),
         )
     return identity
+
+
+def copy_origin(files: Files, *, broker_group: str, broker_id: str, opening: str) -> None:
+    """Give a copy the identity of the folder that it copies, and the name of the opening up to
+    which it copies, durably: a broker that is started on the copy follows that opening.
+    """
+    identity = FolderIdentity(format=FORMAT, broker_id=broker_id, broker_group=broker_group)
+    replace_file(files, IDENTITY_PATH, msgspec.json.encode(identity) + b"\n")
+    _write(files, Opening(opening=opening))
 
 
 log = logging.getLogger("keylane.broker")

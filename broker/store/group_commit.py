@@ -321,8 +321,8 @@ class GroupCommit:
         """The number of durable commits since the broker started."""
         self.failures = 0
         """The number of failed commits, whose decisions were undone."""
-        self.on_commit: Callable[[], None] = lambda: None
-        """A function that is called after each durable commit."""
+        self.on_commit: list[Callable[[], None]] = []
+        """Functions that are called after each durable commit."""
 
     @property
     def has_failed(self) -> bool:
@@ -670,7 +670,8 @@ class GroupCommit:
             _notify(callback, None)
         if not self._admission.empty:
             self._admission.admit()
-        self.on_commit()
+        for call in self.on_commit:
+            call()
 
     def _pause_writes(self, plan: WritePlan) -> None:
         """Refuse writes for RETRY_FULL_MS, because the disk was too full for this plan."""

@@ -74,7 +74,7 @@ class Snapshotter:
         """
         self.problem = ""
         """The reason why the last snapshot failed; "" if it succeeded."""
-        commit.on_commit = self._start_if_due
+        commit.on_commit.append(self._start_if_due)
 
     def _start_if_due(self) -> None:
         grown = self._log.end - self._last_attempt_end

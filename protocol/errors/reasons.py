@@ -1161,6 +1161,26 @@ class Reason(enum.Enum):
         "Keep the folder for inspection, and start the broker with an empty one.",
     )
     """A broker is started on a data folder whose loss an operator has accepted."""
+    COPY_DIFFERS = (
+        1229,
+        "FolderRefusedError",
+        "the copy of a data folder has another log than the broker that it follows",
+        (
+            "Nothing was changed. Keep the copy for inspection, and follow the broker with an empty "
+            "folder."
+        ),
+    )
+    """A copy has bytes that the broker's log does not have, or has others at the same position."""
+    FOLDER_IS_COPY = (
+        1238,
+        "DataFolderError",
+        "the data folder is a copy that follows a broker",
+        (
+            "If the broker's own folder is gone for good: keylane broker promote DIR. Otherwise keep "
+            "the copy up to date: keylane broker run --follow true"
+        ),
+    )
+    """A broker is started on a folder that is kept as a copy."""
     # PublishError
     PUBLISH_TARGET = (
         1311,

@@ -35,6 +35,7 @@ from ...protocol.frames import (
     Authenticated,
     CancelScheduled,
     EditParked,
+    Follow,
     Pull,
     PullShared,
     Read,
@@ -77,6 +78,7 @@ FRAME_RIGHTS: dict[type[Any], Rights] = {
     Read: Rights.READ,
     EditParked: Rights.ADMINISTER,
     ReadEdited: Rights.CONSUME,
+    Follow: Rights.CLUSTER,
 }
 """The right that each frame needs. Other frames are sent by members of a group, and need
 CONSUME.

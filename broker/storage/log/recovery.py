@@ -72,20 +72,27 @@ class RecoveredLog:
 
 
 def recover_log(
-    files: Files, visitor: Visitor, *, start: int = 0, durable: int = 0
+    files: Files,
+    visitor: Visitor,
+    *,
+    start: int = 0,
+    durable: int = 0,
+    trusts_barriers: bool = True,
 ) -> RecoveredLog:
     """
     Read the log from the record at position `start` to its end, and prepare it for further writes.
 
     Args:
         durable: a position up to which the log is known to have been durable.
+        trusts_barriers: False for a copy, whose BARRIER records say what was durable at the broker.
 
     Raises:
         DataFolderError: a newer broker wrote this log, the log is missing, or a file that has the
             name of a segment does not belong to the log.
     """
     files.make_folder(FOLDER)
-    recovered_log = scan_log(files, visitor, start=start, durable=durable)
+    scan = _Scan(files, visitor, start=start, durable=durable, trusts_barriers=trusts_barriers)
+    recovered_log = scan.run()
     last_base = recovered_log.bases[-1]
     if files.size(segment_path(last_base)) is None:
         return recovered_log
@@ -121,15 +128,18 @@ def scan_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int = 0
     """Read the log like `recover_log`, but without changing anything. Bytes that would be cut are
     only counted.
     """
-    return _Scan(files, visitor, start=start, durable=durable).run()
+    return _Scan(files, visitor, start=start, durable=durable, trusts_barriers=True).run()
 
 
 class _Scan:
     """One pass over the log."""
 
-    def __init__(self, files: Files, visitor: Visitor, *, start: int, durable: int) -> None:
+    def __init__(
+        self, files: Files, visitor: Visitor, *, start: int, durable: int, trusts_barriers: bool
+    ) -> None:
         self._files = files
         self._visitor = visitor
+        self._trusts_barriers = trusts_barriers
         self._bases = segment_bases(files)
         self._trails = trail_bases(files)
         self._position = start if start or not self._bases else self._bases[0]
@@ -267,7 +277,7 @@ class _Scan:
                 if header.position != self._position + start:
                     header = InvalidRecord(f"a record of position {header.position}")
                     break
-                if header.flags & BARRIER:
+                if header.flags & BARRIER and self._trusts_barriers:
                     self._barrier = header.position
                 self._visitor.on_record(header, view[start + HEADER_BYTES : start + header.length])
                 start += header.length
@@ -368,7 +378,9 @@ class _Scan:
         return next((header.position for header in self._intact_after_damage(base)), None)
 
     def _barrier_follows(self, base: int) -> bool:
-        return any(header.flags & BARRIER for header in self._intact_after_damage(base))
+        return self._trusts_barriers and any(
+            header.flags & BARRIER for header in self._intact_after_damage(base)
+        )
 
     def _intact_after_damage(self, base: int) -> Iterator[Header]:
         """Yield a segment's intact records after the damage at the current position."""

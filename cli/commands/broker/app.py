@@ -195,6 +195,27 @@ def broker_accept(
     )
 
 
+@broker_app.add("promote", shows="..broker.offline.promotion:Promotion")
+@expand_options
+def broker_promote(
+    folder: Annotated[
+        Path, Argument(metavar="DIR", help="A copy that no program keeps up to date now.")
+    ],
+    *,
+    yes: YesOption = False,
+    common: CommonOptions,
+) -> None:
+    """
+    Make a copy of a data folder the one of its broker group, whose own folder is gone.
+
+    Then start a broker on it. Acked messages that the copy had not received are lost. Refused while
+    the group's broker reports itself.
+    """
+    from .folder import promote
+
+    promote(folder, common.meta, common.output, yes=yes)
+
+
 KindOption = Annotated[str, Option(help="Kind of the index: file or rocksdb.")]
 
 

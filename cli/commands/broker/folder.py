@@ -15,6 +15,7 @@ import msgspec
 
 from ....broker.offline.index_work import IndexReport, rebuild_index, switch_index, verify_indexes
 from ....broker.offline.inspection import inspect_folder, log_bounds, walk_log, walk_scheduled
+from ....broker.offline.promotion import promote_copy, read_copy
 from ....broker.partition.image import decode_partition
 from ....broker.partition.records import decode_body
 from ....broker.scheduled.records import (
@@ -31,13 +32,15 @@ from ....broker.storage.fail_points import make_files
 from ....broker.storage.files import Files, RealFiles
 from ....broker.storage.log.holes import Hole
 from ....protocol.batch import columns
-from ....protocol.errors import DataFolderError, KeylaneError
+from ....protocol.errors import ConflictError, DataFolderError, KeylaneError
 from ....protocol.message import unpack_properties
 from ....protocol.record import HEADER_BYTES, Compression, Header, Kind
 from ....protocol.text import counted, printable
+from ...confirmation import confirm
+from ...connection import open_admin
 from ...message_json import shown_properties
 from ...options import OutputFormat
-from ...screen import make_table, show_data, show_error, show_line, show_row, show_table
+from ...screen import make_table, run, show_data, show_error, show_line, show_row, show_table
 from ...status import showing_progress
 
 TEXT_CHARS_MAX = 60
@@ -130,6 +133,38 @@ def _lock(files: RealFiles, folder: Path, *, writes: bool) -> None:
             "running broker with keylane broker health HOST:PORT, and keylane meta verify",
             path=str(folder),
         ) from error
+
+
+def promote(folder: Path, meta: str, output: OutputFormat, *, yes: bool) -> None:
+    """Make a copy the folder of its broker group. Exit with status 1 if that is refused."""
+    with locked_folder(folder, output, writes=True) as files:
+        broker_group = read_copy(files).broker_group
+        run(output, _check_silent(meta, broker_group))
+        confirm(f"Give up what broker group {broker_group} has acked and this copy lacks?", yes=yes)
+        promotion = promote_copy(files)
+    if output is not OutputFormat.TABLE:
+        show_data(output, promotion)
+        return
+    show_line(
+        f"{folder} is the data folder of broker group {broker_group} now, with its log up to "
+        f"position {promotion.log_end}; start the broker on it: keylane broker run --group "
+        f"{broker_group} --data {folder}"
+    )
+    show_line(
+        "If a metaserver refuses it as an older copy (keylane broker list), give up what it lacks: "
+        f"keylane broker accept {broker_group}"
+    )
+
+
+async def _check_silent(meta: str, broker_group: str) -> None:
+    """Raise ConflictError if the broker of a group reports itself."""
+    async with open_admin(meta) as admin:
+        for view in (await admin.list_brokers()).brokers:
+            if view.broker_group == broker_group and view.available:
+                raise ConflictError(
+                    f"broker group {broker_group} is served at {view.address}: stop that broker "
+                    "for good first, and wait until it counts as silent"
+                )
 
 
 def verify_folder(folder: Path, output: OutputFormat) -> None:
