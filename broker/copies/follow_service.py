@@ -116,16 +116,20 @@ class FollowService:
             await self._compare(position, request.tail_crc)
         if position == log.end and request.wait_ms:
             await self._wait(request.wait_ms)
-        position = max(position, log.first_position)
+        if position < log.first_position:
+            return self._answer(log.first_position), b""
+        segment = self._segment_of(position)
         length = min(log.segment_end(position), log.end) - position
         length = min(length, request.bytes_max, FOLLOW_BYTES_MAX)
         if log.end - position > NEAR_BYTES:
             length = await self._background_turn(length)
         data = b""
-        if length and request.position >= log.first_position:
+        if length:
             await reserve_bytes(length)
             data = await self._read(position, length)
-        return self._answer(max(position, log.first_position)), data
+        if position < log.first_position:  # retention was quicker
+            return self._answer(log.first_position), b""
+        return self._answer(position, segment), data
 
     def _check(self, request: Follow) -> None:
         check_name("copy", request.copy_id)
@@ -157,9 +161,7 @@ class FollowService:
 
     async def _compare(self, position: int, tail_crc: int) -> None:
         """Raise FolderRefusedError if a copy has other bytes before its end."""
-        log = self._store.log
-        segment = max(base for base in log.bases if base < position)
-        start = tail_start(segment, position)
+        start = tail_start(self._segment_of(position - 1), position)
         data = await self._read(start, position - start)
         if data and crc32c.crc32c(data) != tail_crc:
             raise FolderRefusedError(
@@ -179,11 +181,19 @@ class FollowService:
             raise
         return data
 
-    def _answer(self, position: int) -> Followed:
+    def _segment_of(self, position: int) -> int:
+        """Return where the segment begins to which the byte at `position` belongs."""
+        return max(base for base in self._store.log.bases if base <= position)
+
+    def _answer(self, position: int, segment: int | None = None) -> Followed:
         log = self._store.log
-        segment = max((base for base in log.bases if base <= position), default=position)
         return Followed(
-            self._broker_id, self._opening, log.end, log.first_position, segment, position
+            self._broker_id,
+            self._opening,
+            log.end,
+            log.first_position,
+            position if segment is None else segment,
+            position,
         )
 
     async def _wait(self, wait_ms: int) -> None:

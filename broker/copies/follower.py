@@ -17,7 +17,6 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable
 from typing import NamedTuple
 
 from ...protocol.backoff import Backoff
@@ -27,7 +26,6 @@ from ...protocol.errors import (
     FolderRefusedError,
     KeylaneError,
     NotSentError,
-    StorageError,
 )
 from ...protocol.frames import Follow, Followed
 from ...protocol.log_filter import LogFilter
@@ -112,23 +110,39 @@ class Follower:
         Raises:
             DataFolderError: the folder is not a copy, or one of another broker group.
             FolderRefusedError: the log of the broker is not the one that was copied.
+            StorageError: the folder cannot be written to.
         """
-        await self._run_blocking(self._open)
+        copied = await self._run_blocking(self._open)
         pauses = WAITS.pauses(self._rng)
+        broker: BrokerClient | None = None
+        tail_crc = -1
         try:
             while True:
                 try:
-                    await self._follow(await self._find_broker(), pauses.reset)
-                except (FolderRefusedError, StorageError):
+                    if broker is None:
+                        broker = await self._find_broker()
+                        tail_crc = await self._run_blocking(copied.tail_crc)
+                    answer, payload = await broker.call(self._request(tail_crc), wait_ms=WAIT_MS)
+                except FolderRefusedError:
                     raise
                 except KeylaneError as error:
                     self._log_failure(error)
-                await asyncio.sleep(pauses.next_pause_ms() / 1000)
+                    if broker is not None:
+                        await broker.close()
+                        broker = None
+                    await asyncio.sleep(pauses.next_pause_ms() / 1000)
+                    continue
+                assert isinstance(answer, Followed)
+                pauses.reset()
+                tail_crc = -1
+                await self._run_blocking(self._store, answer, payload)
+                self._log_progress()
         finally:
-            if self._log is not None:
-                self._log.close()
+            if broker is not None:
+                await broker.close()
+            copied.close()
 
-    def _open(self) -> None:
+    def _open(self) -> CopiedLog:
         """Read what the folder has, and cut what a crash has left unfinished."""
         self._copy = read_copy_file(self._files)
         if self._copy is None:
@@ -147,6 +161,7 @@ class Follower:
                 broker_group=self._copy.broker_group,
             )
         self._log = CopiedLog(self._files)
+        return self._log
 
     async def _find_broker(self) -> BrokerClient:
         """Ask a metaserver where the broker is. Raises NotSentError if it does not say."""
@@ -156,27 +171,10 @@ class Follower:
                 return BrokerClient(self._network, view["address"], timeout_ms=CALL_TIMEOUT_MS)
         raise NotSentError(f"broker group {self._broker_group} is not known yet")
 
-    # ── one broker ────────────────────────────────────────────────────────────────────────────────
-    async def _follow(self, broker: BrokerClient, on_answer: Callable[[], object]) -> None:
-        """Follow one broker until it is not reached. Raises KeylaneError."""
-        copied = self._log
-        assert copied is not None
-        tail_crc = await self._run_blocking(copied.tail_crc)
-        while True:
-            request = Follow(
-                self._broker_group,
-                self._copy_id,
-                copied.end,
-                FOLLOW_BYTES_MAX,
-                WAIT_MS,
-                tail_crc,
-            )
-            answer, payload = await broker.call(request, wait_ms=WAIT_MS)
-            assert isinstance(answer, Followed)
-            on_answer()
-            await self._run_blocking(self._store, answer, payload)
-            tail_crc = -1
-            self._log_progress(answer)
+    def _request(self, tail_crc: int) -> Follow:
+        return Follow(
+            self._broker_group, self._copy_id, self.end, FOLLOW_BYTES_MAX, WAIT_MS, tail_crc
+        )
 
     def _store(self, answer: Followed, payload: memoryview) -> None:
         """Store what a broker has answered. Raises StorageError."""
@@ -221,7 +219,7 @@ class Follower:
         copied.begin(answer.position)
 
     # ── logging ───────────────────────────────────────────────────────────────────────────────────
-    def _log_progress(self, answer: Followed) -> None:
+    def _log_progress(self) -> None:
         if failures := self._failures.end_failures(self._boot_ms()):
             log.warning("follows broker group %s again, after %s", self._broker_group, failures)
         if not self._was_told_complete and self.is_complete:

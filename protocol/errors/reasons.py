@@ -1166,8 +1166,8 @@ class Reason(enum.Enum):
         "FolderRefusedError",
         "the copy of a data folder has another log than the broker that it follows",
         (
-            "Nothing was changed. Keep the copy for inspection, and follow the broker with an empty "
-            "folder."
+            "Nothing was changed. Keep the copy for inspection, and follow the broker with an "
+            "empty folder."
         ),
     )
     """A copy has bytes that the broker's log does not have, or has others at the same position."""
@@ -1176,8 +1176,8 @@ class Reason(enum.Enum):
         "DataFolderError",
         "the data folder is a copy that follows a broker",
         (
-            "If the broker's own folder is gone for good: keylane broker promote DIR. Otherwise keep "
-            "the copy up to date: keylane broker run --follow true"
+            "If the broker's own folder is gone for good: keylane broker promote DIR. Otherwise "
+            "keep the copy up to date: keylane broker run --follow true"
         ),
     )
     """A broker is started on a folder that is kept as a copy."""

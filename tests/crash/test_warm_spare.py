@@ -123,7 +123,7 @@ async def test_copy_takes_the_place_of_a_broker_whose_folder_is_gone(
 async def test_broker_does_not_serve_a_copy(cluster: Cluster, spare: Spare) -> None:
     await cluster.create(SUBJECT)
     spare.start()
-    await eventually(lambda: (spare.folder / "copy.json").exists(), seconds=30)
+    await eventually((spare.folder / "copy.json").exists, seconds=30)
     await asyncio.to_thread(spare.kill)
     refusal = await asyncio.to_thread(BrokerProcess(spare.folder).refused)
     assert "keylane broker promote" in refusal
