@@ -1,0 +1,154 @@
+"""The log of a copy: whatever bytes come and whenever it crashes, it is the beginning of the
+broker's.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import crc32c
+import pytest
+
+from keylane.broker.copies.copied_log import COMPARED_BYTES, CopiedLog
+from keylane.broker.storage.log.commit_log import WritePlan, segment_path
+from keylane.broker.storage.log.trail import durable_end, trail_path
+from keylane.testing.machines.disk import SimDisk
+from sim.machines.store import batch
+
+SEGMENT_BYTES = 8_000
+
+
+def broker_log(records: int, *, first: int = 0) -> dict[int, bytes]:
+    """Segments by base, with records of several commits."""
+    segments: dict[int, bytearray] = {}
+    base = end = first
+    for number in range(records):
+        plan = WritePlan(base=base, end=end, segment_bytes=SEGMENT_BYTES)
+        plan.add(batch(value=b"v" * (number * 37 % 900)), base_offset=number, appended_at_ms=1)
+        for base, buffers in plan.chunks:
+            segments.setdefault(base, bytearray()).extend(b"".join(buffers))
+        end = plan.end
+    return {base: bytes(data) for base, data in segments.items()}
+
+
+def end_of(segments: dict[int, bytes]) -> int:
+    base = max(segments)
+    return base + len(segments[base])
+
+
+def next_bytes(segments: dict[int, bytes], position: int, rng: random.Random) -> tuple[int, bytes]:
+    """The segment, and some bytes of it from a position on, as a broker answers."""
+    segment = max(base for base in segments if base <= position)
+    start = position - segment
+    return segment, segments[segment][start : start + rng.randint(1, 3_000)]
+
+
+def copied_segments(disk: SimDisk, bases: list[int]) -> dict[int, bytes]:
+    return {
+        base: disk.pread(segment_path(base), 0, disk.size(segment_path(base)) or 0)
+        for base in bases
+    }
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_copied_log_is_the_brokers_when_it_crashes_again_and_again(seed: int):
+    """A crash may keep any of the bytes that were not synced; the copy goes on where it ends."""
+    rng = random.Random(seed)
+    segments = broker_log(60)
+    disk = SimDisk()
+    log = CopiedLog(disk)
+    log.begin(0)
+    while log.end < end_of(segments):
+        segment, data = next_bytes(segments, log.end, rng)
+        if rng.random() < 0.15:
+            file = disk.open_append(segment_path(segment)) if segment == log.segment else None
+            if file is not None:
+                file.append([data])  # the crash comes before the sync
+            log.close()
+            disk = disk.disk_after_crash(rng)
+            before = log.end
+            log = CopiedLog(disk)
+            if log.end < 0:
+                log.begin(0)
+            assert log.end <= before + len(data)
+            continue
+        log.append(segment, data)
+    log.close()
+    assert copied_segments(disk, sorted(segments)) == segments
+    assert durable_end(disk, max(segments)) <= end_of(segments)
+
+
+def test_trail_of_a_copied_log_reaches_its_end_when_it_did_not_crash():
+    segments = broker_log(60)
+    disk = SimDisk()
+    log = CopiedLog(disk)
+    log.begin(0)
+    rng = random.Random(1)
+    while log.end < end_of(segments):
+        log.append(*next_bytes(segments, log.end, rng))
+    log.close()
+    assert durable_end(disk, max(segments)) == end_of(segments)
+
+
+def test_copied_log_cuts_what_a_crash_has_torn_although_a_barrier_follows():
+    """BARRIER says what was durable at the broker, and nothing of this disk."""
+    segments = broker_log(6)
+    disk = SimDisk()
+    log = CopiedLog(disk)
+    log.begin(0)
+    lengths = [len(batch(value=b"v" * (number * 37 % 900))) for number in range(6)]
+    synced = sum(lengths[:2])
+    log.append(0, segments[0][:synced])
+    log.close()
+    torn = bytearray(segments[0][synced:])
+    torn[10:60] = bytes(50)
+    file = disk.open_append(segment_path(0))
+    file.append([bytes(torn)])
+    file.fdatasync()
+    file.close()
+    assert CopiedLog(disk).end == synced
+
+
+def test_copied_log_has_no_trail_of_bytes_that_are_no_record(caplog: pytest.LogCaptureFixture):
+    """The broker's log is damaged: the bytes are kept, and the log line says where."""
+    segments = broker_log(6)
+    damaged = bytearray(segments[0])
+    start = len(batch(value=b""))
+    damaged[start : start + 40] = b"x" * 40
+    disk = SimDisk()
+    log = CopiedLog(disk)
+    log.begin(0)
+    with caplog.at_level(logging.WARNING, "keylane.broker"):
+        log.append(0, bytes(damaged))
+    log.close()
+    assert f"damaged at position {start}" in caplog.text
+    assert copied_segments(disk, [0])[0] == bytes(damaged)
+    assert disk.size(trail_path(0)) == 96
+
+
+def test_copied_log_removes_segments_from_the_oldest_on():
+    segments = broker_log(60)
+    bases = sorted(segments)
+    disk = SimDisk()
+    log = CopiedLog(disk)
+    log.begin(0)
+    for base in bases:
+        log.append(base, segments[base])
+    log.remove_before(bases[2])
+    assert log.first_position == bases[2]
+    assert [base for base in bases if disk.size(segment_path(base)) is not None] == bases[2:]
+    log.clear()
+    assert (log.end, log.first_position, disk.list("log")) == (-1, -1, [])
+
+
+def test_tail_of_a_copied_log_is_that_of_its_last_segment():
+    segments = broker_log(60)
+    bases = sorted(segments)
+    log = CopiedLog(SimDisk())
+    assert log.tail_crc() == -1
+    log.begin(0)
+    log.append(0, segments[0])
+    assert log.tail_crc() == crc32c.crc32c(segments[0][-COMPARED_BYTES:])
+    log.append(bases[1], segments[bases[1]][:10])
+    assert log.tail_crc() == crc32c.crc32c(segments[bases[1]][:10])
