@@ -301,6 +301,16 @@ async def serving_broker(
             calendar=scheduler.calendar,
         )
         service = BrokerService(store, clock=clock, folder_ownership=registration)
+        following = FollowService(
+            store,
+            broker_group=folder_state.identity.broker_group,
+            broker_id=folder_state.identity.broker_id,
+            opening=folder_state.opening.opening,
+            clock=clock,
+            run_read=pools.background,
+            background_turn=service.wait_background_turn,
+        )
+        service.register_handler(Follow, following.follow)
         peers = Peers(service, folder_state.identity.broker_group, settings.meta, network)
         for close in (peers.close, scheduler.close):
             stack.push_async_callback(close)
@@ -316,18 +326,9 @@ async def serving_broker(
             retention=lambda: retention.problem,
             removed_from_ms=retention.removed_from_ms,
             scheduled=scheduler.view,
+            copies=following.view,
             metaservers=settings.meta,
         )
-        following = FollowService(
-            store,
-            broker_group=folder_state.identity.broker_group,
-            broker_id=folder_state.identity.broker_id,
-            opening=folder_state.opening.opening,
-            clock=clock,
-            run_read=pools.background,
-            background_turn=service.wait_background_turn,
-        )
-        service.register_handler(Follow, following.follow)
         posting = MessagePosting(peers, clock=clock, rng=rng)
         scheduling = _create_scheduling(
             folder_state,
@@ -339,6 +340,7 @@ async def serving_broker(
         )
         parking = Parking(store, service, clock=clock, folder_ownership=registration)
         metrics = _create_metrics(store, files, service, clock, broker_guard)
+        metrics.add(following.collect)
         routes = _collect_routes(
             control, posting, peers, scheduling, parking, metrics, metaservers=settings.meta
         )

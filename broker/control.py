@@ -141,6 +141,7 @@ class BrokerControl:
         removed_from_ms: Callable[[int], int | None] = lambda _stored_ms: None,
         refusal: Callable[[], str] = lambda: "",
         scheduled: Callable[[], Mapping[str, object]] = dict,
+        copies: Callable[[], Mapping[str, object]] = dict,
         metaservers: Sequence[str] = (),
     ) -> None:
         self._store = store
@@ -154,6 +155,7 @@ class BrokerControl:
         self._removed_from_ms = removed_from_ms
         self._refusal = refusal
         self._scheduled = scheduled
+        self._copies = copies
         self._metaservers = metaservers
         self._hosted_ids: list[int] = []
         """The sorted ids of the hosted partitions, as of version `_hosted_ids_version` of the
@@ -407,6 +409,7 @@ class BrokerControl:
                 "damage": describe_damage(self._store.state),
                 "commits": self._store.commit.commits,
                 "scheduled": self._scheduled(),
+                "copies": self._copies(),
             },
         )
 
