@@ -38,7 +38,7 @@ STEPS = {
 PAGES = [name for name, steps in STEPS.items() if any(step.runs for step in steps)]
 LEFT_OUT = {
     "a cluster with access control": 3,
-    "a disk has to be lost": 3,
+    "a disk has to be lost": 6,
     "a package of others": 5,
     "a server of Spark Connect": 1,
     "names of other hosts": 2,
