@@ -275,6 +275,7 @@ def on_acquired(session: PartitionSession, answer: Acquired, now_ms: int) -> Non
         offsets.end_offset = answer.next_offset
     session.parking.version = max(session.parking.version, answer.parked_version)
     if offsets.next_offset >= 0:
+        session.parking.listed_version = 0  # a broker that was restarted counts versions anew
         return
     offsets.begin(answer.cursor, answer.ranges)
     earlier_tries = session.intake.earlier_tries = dict(answer.attempts)

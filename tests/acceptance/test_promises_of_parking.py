@@ -123,6 +123,34 @@ async def test_parked_customer_stays_parked_when_everything_crashes(
         assert shop.billed_of("anna") == [f"anna-{number}" for number in range(1, 5)]
 
 
+@pytest.mark.parametrize("act", ["redrive", "skip"])
+async def test_change_of_an_operator_reaches_the_owner_when_the_broker_restarts_at_once(
+    keylane_cluster: VirtualCluster, act: str
+):
+    """The broker has stored the change, and ends before it has told the owner."""
+    async with open_shop(keylane_cluster) as shop:
+        # given an owner that began when the customer was parked already
+        first = shop.start_biller(**PARK)
+        await park_anna(shop)
+        await first.stop()
+        shop.broken.clear()
+        shop.start_biller("second", **PARK)
+        await shop.place("bob-1")
+        await shop.until_billed("bob-1")
+        # when an operator acts, and the broker is killed
+        if act == "redrive":
+            await redrive(shop, key="anna")
+        else:
+            await shop.admin.skip(ORDERS, BILLING, key="anna")
+        keylane_cluster.brokers[0].kill()
+        keylane_cluster.brokers[0].start()
+        # then the customer goes on
+        await shop.place("anna-4")
+        await shop.until_billed("anna-4")
+        before = ["anna-1", "anna-2", "anna-3"] if act == "redrive" else []
+        assert shop.billed == ["bob-1", *before, "anna-4"]
+
+
 @pytest.mark.keylane(brokers=2)
 @pytest.mark.parametrize("change", ["resize", "move"])
 async def test_parked_customer_goes_with_its_partition(

@@ -83,6 +83,8 @@ class Owner:
             assert all(offset in self.broker.acked for offset in older)
         if heard and answered:
             self.acks.confirm()
+        else:
+            self.acks.retract()
         return True
 
     def flush(self) -> None:

@@ -65,12 +65,6 @@ def _flushes_fail(seed: int) -> bool:
     return "broker_flush" in plan.faults and plan.gap_s <= OFTEN_S
 
 
-def _requests_come_twice(seed: int) -> bool:
-    """Requests come late, and again, while operators reshape."""
-    plan = plan_of(seed)
-    return {"late", "twice"} <= plan.faults and plan.gap_s <= OFTEN_S
-
-
 def _disks_are_lost(seed: int) -> bool:
     """A broker's disk is lost, and an operator accepts it."""
     return seed < FEATURES_FIRST and is_losing(seed)
@@ -162,7 +156,6 @@ SHOWN_IN: dict[str, Callable[[int], bool]] = {
     "keys_go_on_behind_damage": _is(DamagedParks),
     "late_joins_begin_again": _joins_come_late,
     "later_batches_are_parked_before_earlier_ones": _batches_wait_unopened,
-    "later_detour_not_declared": _batches_leave_home,
     "live_reset_waits_for_no_member": _groups_are_reset,
     "lost_messages_are_sent_again": _disks_are_lost,
     "lost_parents_are_waited_for": _disks_with_retries_are_lost,
@@ -170,7 +163,6 @@ SHOWN_IN: dict[str, Callable[[int], bool]] = {
     "messages_are_written_again_behind_their_end": _scheduled_logs_are_removed,
     "new_messages_overtake_suspects": _is(Killers),
     "no_message_is_suspected": _is(Killers),
-    "older_picture_of_a_partition_accepted": _requests_come_twice,
     "open_deliveries_go_with_their_segment": _scheduled_logs_are_removed,
     "quotas_are_looked_up_for_everybody_alone": _is(Quotas),
     "reset_of_a_child_forgets_its_parents": _partitions_are_reset_alone,

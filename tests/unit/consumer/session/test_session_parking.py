@@ -30,7 +30,7 @@ from keylane.protocol.errors import (
     Reason,
     UnreachableError,
 )
-from keylane.protocol.frames import Acquired, ListParked, ParkedChanged, Pull
+from keylane.protocol.frames import Acquire, Acquired, ListParked, ParkedChanged, Pull
 from keylane.protocol.message import Message
 from keylane.protocol.parked import (
     PARKED_ROWS_MAX,
@@ -424,3 +424,16 @@ def test_dead_letters_chosen_before_an_unclean_end_stay_dead():
     steps.step(WindowRead(window.number, [message(A, 0)]))
     assert changes_of(steps) == [Shift(0, None, PARTITION_ID, ((0, 1),))]
     assert steps.want() == []
+
+
+def test_parked_keys_are_listed_again_when_the_partition_is_acquired_again():
+    """A broker that was restarted counts the versions of its list anew."""
+    steps = Steps(A, acquired=Acquired(0, (), 1, False, (), 7))
+    steps.step(KeysListed(7, []))
+    steps.step(CallFailed(steps.requested(Pull)[0], UnreachableError("the broker is gone")))
+    assert steps.requested(Acquire)
+    steps.step(Acquired(0, (), 1, False, (), 1))
+    assert steps.requested(ListParked)
+    assert steps.session.tenure.is_acquired
+    steps.step(KeysListed(1, []))
+    assert not steps.requested(ListParked)
