@@ -106,14 +106,12 @@ class FollowService:
         end = self._store.log.end
         return {each.copy_id: f"{end - each.position} bytes behind" for each in self.standings}
 
-    def collect(self) -> Iterable[Metric]:
-        """Yield the metrics of the copies."""
+    async def collect(self) -> Iterable[Metric]:
+        """Return the metrics of the copies."""
         end = self._store.log.end
-        yield labelled(
-            "keylane_broker_copy_lag_bytes",
-            "Bytes of the commit log that a copy does not have yet.",
-            {(("copy", each.copy_id),): end - each.position for each in self.standings},
-        )
+        lags = {(("copy", each.copy_id),): end - each.position for each in self.standings}
+        text = "Bytes of the commit log that a copy does not have yet."
+        return [labelled("keylane_broker_copy_lag_bytes", text, lags)]
 
     async def follow(self, request: Follow, _payload: memoryview) -> Handled:
         """

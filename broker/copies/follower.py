@@ -31,7 +31,7 @@ from ...protocol.frames import Follow, Followed
 from ...protocol.log_filter import LogFilter
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.network import Network
-from ..storage.copy_file import CopyFile, read_copy_file, write_copy_file
+from ..storage.copy_file import COPY_PATH, CopyFile, read_copy_file, write_copy_file
 from ..storage.data_folder import copy_origin
 from ..storage.files import Files
 from ..store.group_commit import RunBlocking
@@ -146,7 +146,7 @@ class Follower:
         """Read what the folder has, and cut what a crash has left unfinished."""
         self._copy = read_copy_file(self._files)
         if self._copy is None:
-            names = set(self._files.list()) - {"lock", "lost+found"}
+            names = set(self._files.list()) - {"lock", "lost+found", f"{COPY_PATH}.tmp"}
             if names:
                 raise DataFolderError(
                     f"{self._files.name()} is not a copy: it has {', '.join(sorted(names)[:5])}; "

@@ -42,11 +42,17 @@ def read_copy_file(files: Files) -> CopyFile | None:
     if not is_copy(files):
         return None
     try:
-        return msgspec.json.decode(files.pread(COPY_PATH, 0, 1 << 16), type=CopyFile)
+        copy = msgspec.json.decode(files.pread(COPY_PATH, 0, 1 << 16), type=CopyFile)
     except (msgspec.MsgspecError, UnicodeDecodeError, StorageError) as error:
         raise DataFolderError(
             f"{files.name()}/{COPY_PATH} is unreadable: {error}", path=files.name()
         ) from error
+    if copy.format != FORMAT:
+        raise DataFolderError(
+            f"{files.name()} is a copy of format {copy.format}, this broker keeps format {FORMAT}",
+            path=files.name(),
+        )
+    return copy
 
 
 def write_copy_file(files: Files, copy: CopyFile) -> None:

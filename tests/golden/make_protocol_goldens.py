@@ -58,6 +58,8 @@ FRAMES: list[tuple[int, frames.Request | frames.Answer]] = [
         ),
     ),
     (5, frames.Release(7, "audit", "0123456789abcdef", 5)),
+    (25, frames.Follow("g1", "0123456789abcdef", 2**40, 3 << 20, 10_000, 0xFEDCBA98)),
+    (87, frames.Followed("0123456789abcdef", "fedcba98", 2**40, 2**30, 2**30, 2**39)),
     (6, frames.Read(7, 2**40, 1 << 20, wait_ms=5_000)),
     (24, frames.Hello("0.1.0")),
     (22, frames.Challenge()),

@@ -140,7 +140,11 @@ def promote(folder: Path, meta: str, output: OutputFormat, *, yes: bool) -> None
     with locked_folder(folder, output, writes=True) as files:
         broker_group = read_copy(files).broker_group
         run(output, _check_silent(meta, broker_group))
-        confirm(f"Give up what broker group {broker_group} has acked and this copy lacks?", yes=yes)
+        confirm(
+            f"Give up what broker group {broker_group} has acked and this copy lacks?",
+            yes=yes,
+            required=True,
+        )
         promotion = promote_copy(files)
     if output is not OutputFormat.TABLE:
         show_data(output, promotion)

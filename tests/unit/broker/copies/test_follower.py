@@ -279,5 +279,5 @@ async def test_operators_see_how_far_a_copy_is_behind():
     end = broker.store.log.end
     await broker.service.follow(Follow("g1", COPY_ID, end - 96, 100, 0), memoryview(b""))
     assert broker.service.view() == {COPY_ID: "96 bytes behind"}
-    [metric] = broker.service.collect()
+    [metric] = await broker.service.collect()
     assert [(sample.labels, sample.value) for sample in metric.samples] == [({"copy": COPY_ID}, 96)]
