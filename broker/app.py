@@ -45,7 +45,7 @@ from ..rpc.threads.worker_thread import WorkerThread
 from .control import BrokerControl
 from .copies.follow_service import FollowService
 from .copies.follower import Follower
-from .metrics import BrokerMetrics, expire_series_loop
+from .metrics import BrokerMetrics, collect_copies, expire_series_loop
 from .parking import Parking
 from .peers import Peers
 from .posting import MessagePosting
@@ -340,7 +340,7 @@ async def serving_broker(
         )
         parking = Parking(store, service, clock=clock, folder_ownership=registration)
         metrics = _create_metrics(store, files, service, clock, broker_guard)
-        metrics.add(following.collect)
+        metrics.add(partial(collect_copies, following.lag_bytes))
         routes = _collect_routes(
             control, posting, peers, scheduling, parking, metrics, metaservers=settings.meta
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..protocol.clock import Clock
@@ -264,6 +264,13 @@ class BrokerMetrics:
             "Partitions whose lag is not counted.",
             group_count_without_age,
         )
+
+
+async def collect_copies(lag_bytes: Callable[[], Mapping[str, int]]) -> Iterable[Metric]:
+    """Return the metrics of the copies of the data folder."""
+    lags: dict[Labels, float] = {(("copy", copy_id),): lag for copy_id, lag in lag_bytes().items()}
+    text = "Bytes of the commit log that a copy does not have yet."
+    return [labelled("keylane_broker_copy_lag_bytes", text, lags)]
 
 
 async def expire_series_loop(store: Store, clock: Clock) -> None:

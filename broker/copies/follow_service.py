@@ -16,7 +16,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,13 +34,10 @@ from ...protocol.frames import Follow, Followed
 from ...protocol.ids import check_name
 from ...protocol.limits import PULL_WAIT_MS_MAX
 from ...rpc.answer_budget import reserve_bytes
-from ...rpc.operating.metrics import labelled
 from ...rpc.plane.prompt import Handled
 from .copied_log import tail_start
 
 if TYPE_CHECKING:
-    from prometheus_client import Metric
-
     from ..store.group_commit import RunBlocking
     from ..store.store import Store
 
@@ -101,17 +98,14 @@ class FollowService:
         now_ms = self._boot_ms()
         return [each for each in self._standings.values() if now_ms - each.at_ms < FORGET_MS]
 
-    def view(self) -> dict[str, object]:
-        """Return, for operators, how many bytes of the log each copy lacks."""
+    def lag_bytes(self) -> dict[str, int]:
+        """Return how many bytes of the log each copy lacks."""
         end = self._store.log.end
-        return {each.copy_id: f"{end - each.position} bytes behind" for each in self.standings}
+        return {each.copy_id: end - each.position for each in self.standings}
 
-    async def collect(self) -> Iterable[Metric]:
-        """Return the metrics of the copies."""
-        end = self._store.log.end
-        lags = {(("copy", each.copy_id),): end - each.position for each in self.standings}
-        text = "Bytes of the commit log that a copy does not have yet."
-        return [labelled("keylane_broker_copy_lag_bytes", text, lags)]
+    def view(self) -> dict[str, object]:
+        """Return the same for operators."""
+        return {copy_id: f"{lag} bytes behind" for copy_id, lag in self.lag_bytes().items()}
 
     async def follow(self, request: Follow, _payload: memoryview) -> Handled:
         """

@@ -434,6 +434,13 @@ class Reason(enum.Enum):
         "Choose another broker group, or: keylane broker uncordon GROUP",
     )
     """A partition cannot move to a broker group that an operator has cordoned."""
+    BROKER_SERVES = (
+        1164,
+        "ConflictError",
+        "the broker of the group still reports itself",
+        "Stop it for good, and wait until keylane broker list shows it as silent.",
+    )
+    """A copy is promoted while the broker that it follows is alive."""
     SUBJECT_STATIC = (
         1190,
         "ConflictError",

@@ -58,8 +58,6 @@ FRAMES: list[tuple[int, frames.Request | frames.Answer]] = [
         ),
     ),
     (5, frames.Release(7, "audit", "0123456789abcdef", 5)),
-    (25, frames.Follow("g1", "0123456789abcdef", 2**40, 3 << 20, 10_000, 0xFEDCBA98)),
-    (87, frames.Followed("0123456789abcdef", "fedcba98", 2**40, 2**30, 2**30, 2**39)),
     (6, frames.Read(7, 2**40, 1 << 20, wait_ms=5_000)),
     (24, frames.Hello("0.1.0")),
     (22, frames.Challenge()),
@@ -165,11 +163,19 @@ def batch() -> bytes:
     return bytes(record)
 
 
-def frame_bytes() -> dict[str, str]:
+FRAMES_SINCE_0_3: list[tuple[int, frames.Request | frames.Answer]] = [
+    (25, frames.Follow("g1", "0123456789abcdef", 2**40, 3 << 20, 10_000, 0xFEDCBA98)),
+    (87, frames.Followed("0123456789abcdef", "fedcba98", 2**40, 2**30, 2**30, 2**39)),
+]
+
+
+def frame_bytes(
+    of: list[tuple[int, frames.Request | frames.Answer]] = FRAMES,
+) -> dict[str, str]:
     """Frame type → its bytes with PAYLOAD, in hex."""
     return {
         type(header).__name__: frames.encode_frame(number, header, PAYLOAD).hex()
-        for number, header in FRAMES
+        for number, header in of
     }
 
 
@@ -183,6 +189,7 @@ def main() -> None:
         "packed_batches_v1.json": json.dumps(packed_batches(), indent=1),
         "properties_v1.json": json.dumps(packed_properties(), indent=1),
         "frames_v1.json": json.dumps(frame_bytes(), indent=1),
+        "frames_since_0_3.json": json.dumps(frame_bytes(FRAMES_SINCE_0_3), indent=1),
         "error_codes.json": json.dumps(errors.codes(), indent=1),
     }.items():
         (HERE / name).write_text(content + "\n")

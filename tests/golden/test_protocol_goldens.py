@@ -129,22 +129,28 @@ def test_every_code_has_its_error():
 def test_frames_have_their_golden_bytes():
     """Every frame type is packed into exactly the golden bytes."""
     assert goldens.frame_bytes() == golden_json("frames_v1.json")
+    assert goldens.frame_bytes(goldens.FRAMES_SINCE_0_3) == golden_json("frames_since_0_3.json")
 
 
 def test_every_frame_type_is_pinned():
     """There is a golden frame for each type that may cross the wire."""
     kinds = {*frames.Request.__args__, *frames.Answer.__args__}
-    assert {kind.__name__ for kind in kinds} == golden_json("frames_v1.json").keys()
+    assert {kind.__name__ for kind in kinds} == golden_frames().keys()
+
+
+def golden_frames() -> dict[str, str]:
+    """All golden frames, by their types."""
+    return golden_json("frames_v1.json") | golden_json("frames_since_0_3.json")
 
 
 @pytest.mark.parametrize(
     ("number", "header"),
-    goldens.FRAMES,
-    ids=[type(header).__name__ for _, header in goldens.FRAMES],
+    [*goldens.FRAMES, *goldens.FRAMES_SINCE_0_3],
+    ids=[type(header).__name__ for _, header in [*goldens.FRAMES, *goldens.FRAMES_SINCE_0_3]],
 )
 def test_golden_frames_read_back(number, header):
     """A golden frame decodes into the frame it was made of, payload untouched."""
-    data = bytes.fromhex(golden_json("frames_v1.json")[type(header).__name__])
+    data = bytes.fromhex(golden_frames()[type(header).__name__])
     is_request = type(header) in frames.Request.__args__
     decode = frames.decode_request if is_request else frames.decode_answer
     assert decode(data) == (number, header, goldens.PAYLOAD)

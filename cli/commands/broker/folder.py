@@ -32,7 +32,7 @@ from ....broker.storage.fail_points import make_files
 from ....broker.storage.files import Files, RealFiles
 from ....broker.storage.log.holes import Hole
 from ....protocol.batch import columns
-from ....protocol.errors import ConflictError, DataFolderError, KeylaneError
+from ....protocol.errors import ConflictError, DataFolderError, KeylaneError, Reason
 from ....protocol.message import unpack_properties
 from ....protocol.record import HEADER_BYTES, Compression, Header, Kind
 from ....protocol.text import counted, printable
@@ -166,8 +166,8 @@ async def _check_silent(meta: str, broker_group: str) -> None:
         for view in (await admin.list_brokers()).brokers:
             if view.broker_group == broker_group and view.available:
                 raise ConflictError(
-                    f"broker group {broker_group} is served at {view.address}: stop that broker "
-                    "for good first, and wait until it counts as silent"
+                    Reason.BROKER_SERVES,
+                    f"broker group {broker_group} is served at {view.address}",
                 )
 
 

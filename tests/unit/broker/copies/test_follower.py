@@ -13,6 +13,7 @@ import pytest
 
 from keylane.broker.copies.follow_service import FollowService
 from keylane.broker.copies.follower import Follower
+from keylane.broker.metrics import collect_copies
 from keylane.broker.offline.promotion import promote_copy
 from keylane.broker.partition.damage import describe_damage
 from keylane.broker.partition.image import encode_partition
@@ -279,5 +280,5 @@ async def test_operators_see_how_far_a_copy_is_behind():
     end = broker.store.log.end
     await broker.service.follow(Follow("g1", COPY_ID, end - 96, 100, 0), memoryview(b""))
     assert broker.service.view() == {COPY_ID: "96 bytes behind"}
-    [metric] = await broker.service.collect()
+    [metric] = await collect_copies(broker.service.lag_bytes)
     assert [(sample.labels, sample.value) for sample in metric.samples] == [({"copy": COPY_ID}, 96)]

@@ -197,7 +197,7 @@ async def test_fault_of_what_is_told_leaves_the_next_commits(desk, quick, monkey
     """
     faults = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, told: faults.append(told))
-    monkeypatch.setattr(desk.store.commit, "on_commit", lambda: 1 // 0)
+    monkeypatch.setattr(desk.store.commit, "on_commit", [lambda: 1 // 0])
     first = asyncio.create_task(desk.append(batch()))
     await turns()
     quick.waiting[-1].set_result(None)
