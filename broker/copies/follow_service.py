@@ -90,6 +90,7 @@ class FollowService:
         self._background_turn = background_turn
         self._standings: dict[str, CopyStanding] = {}
         self._waiters: set[asyncio.Future[None]] = set()
+        self._is_closed = False
         store.commit.on_commit.append(self._wake)
 
     @property
@@ -123,7 +124,7 @@ class FollowService:
             self._note(request)
         if request.tail_crc >= 0 and log.first_position < position <= log.end:
             await self._compare(position, request.tail_crc)
-        if position == log.end and request.wait_ms:
+        if position == log.end and request.wait_ms and not self._is_closed:
             await self._wait(request.wait_ms)
         if position < log.first_position:
             return self._answer(log.first_position), b""
@@ -213,6 +214,11 @@ class FollowService:
             await asyncio.wait((waiter,), timeout=wait_ms / 1000)
         finally:
             self._waiters.discard(waiter)
+
+    def close(self) -> None:
+        """Answer the copies that wait, and let none wait any more."""
+        self._is_closed = True
+        self._wake()
 
     def _wake(self) -> None:
         if self._waiters:

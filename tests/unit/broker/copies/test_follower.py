@@ -282,3 +282,14 @@ async def test_operators_see_how_far_a_copy_is_behind():
     assert broker.service.view() == {COPY_ID: "96 bytes behind"}
     [metric] = await collect_copies(broker.service.lag_bytes)
     assert [(sample.labels, sample.value) for sample in metric.samples] == [({"copy": COPY_ID}, 96)]
+
+
+async def test_copy_that_waits_is_answered_when_the_broker_stops():
+    broker = await filled()
+    end = broker.store.log.end
+    request = Follow("g1", COPY_ID, end, 100, 60_000)
+    waiting = asyncio.ensure_future(broker.service.follow(request, memoryview(b"")))
+    await asyncio.sleep(0)
+    broker.service.close()
+    for answer in (await waiting, await broker.service.follow(request, memoryview(b""))):
+        assert (answer[0].position, answer[1]) == (end, b"")
