@@ -287,7 +287,7 @@ async def test_operators_see_how_far_a_copy_is_behind():
 async def test_copy_that_waits_is_answered_when_the_broker_stops():
     broker = await filled()
     end = broker.store.log.end
-    request = Follow("g1", COPY_ID, end, 100, 60_000)
+    request = Follow("g1", COPY_ID, end, 100, 20_000)
     waiting = asyncio.ensure_future(broker.service.follow(request, memoryview(b"")))
     await asyncio.sleep(0)
     broker.service.close()
