@@ -309,7 +309,7 @@ def settings_lines(settings: GroupSettings) -> list[str]:
     if settings.unstarted:
         ids = ", ".join(map(str, settings.unstarted))
         lines.append(
-            f"the brokers of partitions {ids} do not know it yet, or have not stored its start"
+            f"not every broker knows it and has stored its start yet (partition ids: {ids})"
         )
     if settings.suspended:
         lines.append("suspended by an operator")

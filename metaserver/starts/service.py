@@ -35,6 +35,7 @@ from ...protocol.groups import CreateGroup, GroupSettings, StartAt
 from ...protocol.operations import PartitionHistory
 from ...protocol.progress import SetCursor
 from ...protocol.routing import Partition
+from ...protocol.text import listed
 from ...rpc.network import Network
 from ..catalogue.service import HOSTED_AT_ONCE_MAX
 from ..cluster.announcements import pending_announcements
@@ -129,9 +130,8 @@ class StartService:
         if stored_settings.unstarted:
             raise UnfinishedError(
                 Reason.GROUP_START_UNFINISHED,
-                f"consumer group {group!r} was created, but the brokers of partitions "
-                f"{', '.join(map(str, stored_settings.unstarted))} do not know it yet, or have "
-                "not stored its start",
+                f"consumer group {group!r} was created, but not every broker knows it and has "
+                f"stored its start yet (partition ids: {listed(stored_settings.unstarted)})",
                 partitions=len(stored_settings.unstarted),
             )
         return stored_settings

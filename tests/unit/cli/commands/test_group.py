@@ -41,7 +41,7 @@ def test_settings_name_what_is_stored_and_suspended():
     assert settings_lines(settings) == [
         "g on s: exclusive, began at latest",
         "stored policy: on failure park, tries max 5, back-off 1 to 9 ms",
-        "the brokers of partitions 3, 4 do not know it yet, or have not stored its start",
+        "not every broker knows it and has stored its start yet (partition ids: 3, 4)",
         "suspended by an operator",
         "clients suspended by an operator: a, b",
     ]
