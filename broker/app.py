@@ -346,8 +346,8 @@ async def serving_broker(
         )
         guard = None if broker_guard is None else broker_guard.guard
         address = await stack.enter_async_context(listen(routes, service, metrics, guard))
-        for close_polls in (service.close, following.close):
-            stack.callback(close_polls)
+        stack.callback(service.close)
+        stack.callback(following.close)
         loops = [
             registration.run(),
             retention.run(),

@@ -325,8 +325,8 @@ class Follow(Frame, frozen=True, array_like=True, tag=25):
     wait_ms: int
     """How long the broker waits for bytes beyond `position`, as in Pull."""
     tail_crc: int = -1
-    """The CRC-32C of the last bytes of the copy's log, at most COMPARED_BYTES of its last segment;
-    -1: they were compared before on this connection.
+    """The CRC-32C of the last bytes of the copy's log, at most 4,096, all in its last segment; -1:
+    they were compared before with the log of this opening.
     """
 
 

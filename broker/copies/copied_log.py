@@ -19,7 +19,7 @@ import logging
 import crc32c
 
 from ...protocol.errors import StorageError
-from ...protocol.record import HEADER_BYTES, Header, IncompleteRecord, read_record
+from ...protocol.record import HEADER_BYTES, MAGIC, Header, IncompleteRecord, read_record
 from ..storage.append_file import Buffer
 from ..storage.files import AppendFile, Files
 from ..storage.log.commit_log import FOLDER, segment_bases, segment_path
@@ -29,6 +29,7 @@ from ..storage.log.trail import TrailWriter, trail_bases, trail_bytes, trail_pat
 
 log = logging.getLogger("keylane.broker")
 
+_MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 COMPARED_BYTES = 4096
 """How many of the last bytes of a copy's log are compared with the broker's when it connects."""
 
@@ -65,7 +66,9 @@ class CopiedLog:
         self._unparsed = b""
         """The beginning of a record whose rest has not come."""
         self._is_damaged = False
-        """True from the first bytes of the segment that are no record."""
+        """True if the segment has bytes that are no record."""
+        self.has_lost_end = False
+        """True if the folder lacks bytes at its end that it had synced."""
         if self._bases:
             self._recover()
 
@@ -74,6 +77,7 @@ class CopiedLog:
         recovered = recover_log(
             self._files, _NoVisitor(), start=self._bases[-1], trusts_barriers=False
         )
+        self.has_lost_end = recovered.bases != self._bases
         self._bases, self.end = recovered.bases, recovered.end
 
     @property
@@ -139,26 +143,30 @@ class CopiedLog:
 
     def _add_to_trail(self, segment: int, data: bytes) -> None:
         """Add the records that are complete to the trail."""
-        if self._is_damaged:
-            return
         data = self._unparsed + data
         pieces: list[Buffer] = []
         start, base = 0, self.end - len(data)
         while True:
             header = read_record(data, start)
-            if not isinstance(header, Header) or header.position != base + start:
+            if isinstance(header, IncompleteRecord):
                 break
-            end = start + header.length
-            whole = trail_bytes(header.kind, header.length) > HEADER_BYTES
-            pieces.append(data[start : end if whole else start + HEADER_BYTES])
-            start = end
+            if isinstance(header, Header) and header.position == base + start:
+                end = start + header.length
+                whole = trail_bytes(header.kind, header.length) > HEADER_BYTES
+                pieces.append(data[start : end if whole else start + HEADER_BYTES])
+                start = end
+                continue
+            if not self._is_damaged:
+                self._is_damaged = True
+                log.warning(
+                    "the log of the broker is damaged at position %d; it is copied as it is",
+                    base + start,
+                )
+            start = data.find(_MAGIC_BYTES, start + 1)
+            if start < 0:
+                start = max(0, len(data) - len(_MAGIC_BYTES) + 1)
+                break
         self._unparsed = data[start:]
-        if self._unparsed and not isinstance(header, IncompleteRecord):
-            log.warning(
-                "the log of the broker is damaged at position %d; it is copied as it is",
-                base + start,
-            )
-            self._unparsed, self._is_damaged = b"", True
         if pieces:
             self._trail.add(segment, pieces)
 

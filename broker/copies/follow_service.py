@@ -105,7 +105,7 @@ class FollowService:
         return {each.copy_id: end - each.position for each in self.standings}
 
     def view(self) -> dict[str, object]:
-        """Return the same for operators."""
+        """Return, for operators, how far each copy is behind."""
         return {copy_id: f"{lag} bytes behind" for copy_id, lag in self.lag_bytes().items()}
 
     async def follow(self, request: Follow, _payload: memoryview) -> Handled:

@@ -26,13 +26,14 @@ from ...protocol.errors import (
     FolderRefusedError,
     KeylaneError,
     NotSentError,
+    Reason,
 )
 from ...protocol.frames import Follow, Followed
 from ...protocol.log_filter import LogFilter
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.network import Network
 from ..storage.copy_file import COPY_PATH, CopyFile, read_copy_file, write_copy_file
-from ..storage.data_folder import copy_origin
+from ..storage.data_folder import copy_origin, is_claimed, read_identity, read_opening
 from ..storage.files import Files
 from ..store.group_commit import RunBlocking
 from .copied_log import CopiedLog
@@ -85,7 +86,7 @@ class Follower:
         self._copy: CopyFile | None = None
         self._log: CopiedLog | None = None
         self._origin = "", ""
-        """The broker's id and opening, as they are written in the folder."""
+        """The broker's id and opening, as they are written in the folder; "" if they are not."""
         self._removals: deque[_Removal] = deque()
         self._was_told_complete = False
 
@@ -123,6 +124,8 @@ class Follower:
                         broker = await self._find_broker()
                         tail_crc = await self._run_blocking(copied.tail_crc)
                     answer, payload = await broker.call(self._request(tail_crc), wait_ms=WAIT_MS)
+                    assert isinstance(answer, Followed)
+                    self._check_broker(answer)
                 except FolderRefusedError:
                     raise
                 except KeylaneError as error:
@@ -132,15 +135,18 @@ class Follower:
                         broker = None
                     await asyncio.sleep(pauses.next_pause_ms() / 1000)
                     continue
-                assert isinstance(answer, Followed)
                 pauses.reset()
+                if tail_crc < 0 <= self.end and answer.opening != self._origin[1]:
+                    # The broker was restarted, and may be on another copy of its folder.
+                    tail_crc = await self._run_blocking(copied.tail_crc)
+                    continue
                 tail_crc = -1
                 await self._run_blocking(self._store, answer, payload)
                 self._log_progress()
         finally:
             if broker is not None:
                 await broker.close()
-            copied.close()
+            await self._run_blocking(copied.close)  # behind a call that was left running
 
     def _open(self) -> CopiedLog:
         """Read what the folder has, and cut what a crash has left unfinished."""
@@ -160,7 +166,16 @@ class Follower:
                 path=self._files.name(),
                 broker_group=self._copy.broker_group,
             )
+        if is_claimed(self._files):
+            identity, opening = read_identity(self._files), read_opening(self._files)
+            self._origin = identity.broker_id, opening.opening
         self._log = CopiedLog(self._files)
+        if self._log.has_lost_end:
+            raise DataFolderError(
+                f"{self._files.name()} has lost bytes of the log that it had synced: follow with "
+                "an empty folder",
+                path=self._files.name(),
+            )
         return self._log
 
     async def _find_broker(self) -> BrokerClient:
@@ -170,6 +185,16 @@ class Follower:
             if view["broker_group"] == self._broker_group:
                 return BrokerClient(self._network, view["address"], timeout_ms=CALL_TIMEOUT_MS)
         raise NotSentError(f"broker group {self._broker_group} is not known yet")
+
+    def _check_broker(self, answer: Followed) -> None:
+        """Raise FolderRefusedError if the group has another folder than the one that is copied."""
+        if self._origin[0] and answer.broker_id != self._origin[0]:
+            raise FolderRefusedError(
+                Reason.COPY_DIFFERS,
+                f"broker group {self._broker_group} has another data folder now than the one that "
+                "was copied",
+                broker_group=self._broker_group,
+            )
 
     def _request(self, tail_crc: int) -> Follow:
         return Follow(

@@ -35,7 +35,7 @@ def promote_copy(files: Files) -> Promotion:
     Cut what the copy has not received as a whole, and let a broker serve it from now on.
 
     Raises:
-        DataFolderError: the folder is no copy, or one that was never complete; it is unchanged.
+        DataFolderError: the folder is no copy, or one that was never complete; it stays a copy.
         StorageError
     """
     copy = read_copy(files)

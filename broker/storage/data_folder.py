@@ -61,7 +61,7 @@ def claim_folder(files: Files, *, broker_group: str, rng: random.Random) -> Fold
     """
     check_name("broker group", broker_group)
     check_no_copy(files)
-    if files.size(IDENTITY_PATH) is None:
+    if not is_claimed(files):
         foreign = [name for name in files.list() if name not in _INITIAL_NAMES]
         if foreign:
             raise DataFolderError(
@@ -84,6 +84,11 @@ def claim_folder(files: Files, *, broker_group: str, rng: random.Random) -> Fold
     return identity
 
 
+def is_claimed(files: Files) -> bool:
+    """Return True if a data folder has an identity."""
+    return files.size(IDENTITY_PATH) is not None
+
+
 def read_identity(files: Files) -> FolderIdentity:
     """
     Read the identity of a data folder.
@@ -92,7 +97,7 @@ def read_identity(files: Files) -> FolderIdentity:
         DataFolderError: the folder is not a broker's data folder, has a newer format, or is
             unreadable.
     """
-    if files.size(IDENTITY_PATH) is None:
+    if not is_claimed(files):
         error = DataFolderError(
             f"{files.name()} is not a broker's data folder: it has no {IDENTITY_PATH}",
             path=files.name(),

@@ -12,7 +12,7 @@ import pytest
 
 from keylane.broker.copies.copied_log import COMPARED_BYTES, CopiedLog
 from keylane.broker.storage.log.commit_log import WritePlan, segment_path
-from keylane.broker.storage.log.trail import durable_end, trail_path
+from keylane.broker.storage.log.trail import durable_end
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.store import batch
 
@@ -110,8 +110,13 @@ def test_copied_log_cuts_what_a_crash_has_torn_although_a_barrier_follows():
     assert CopiedLog(disk).end == synced
 
 
-def test_copied_log_has_no_trail_of_bytes_that_are_no_record(caplog: pytest.LogCaptureFixture):
-    """The broker's log is damaged: the bytes are kept, and the log line says where."""
+@pytest.mark.parametrize("chunk", [50, 1_000, 1 << 20])
+def test_copied_log_keeps_what_follows_damage_of_the_broker_when_it_is_opened_again(
+    caplog: pytest.LogCaptureFixture, chunk: int
+):
+    """The bytes are kept as they are, the log line says where, and the trail goes on behind them,
+    so the later records count as durable.
+    """
     segments = broker_log(6)
     damaged = bytearray(segments[0])
     start = len(batch(value=b""))
@@ -120,11 +125,27 @@ def test_copied_log_has_no_trail_of_bytes_that_are_no_record(caplog: pytest.LogC
     log = CopiedLog(disk)
     log.begin(0)
     with caplog.at_level(logging.WARNING, "keylane.broker"):
-        log.append(0, bytes(damaged))
+        while log.end < len(damaged):
+            log.append(0, bytes(damaged[log.end : log.end + chunk]))
     log.close()
-    assert f"damaged at position {start}" in caplog.text
+    assert caplog.text.count(f"damaged at position {start}") == 1
+    assert durable_end(disk, 0) == len(damaged)
+    opened = CopiedLog(disk)
+    assert (opened.end, opened.has_lost_end) == (len(damaged), False)
     assert copied_segments(disk, [0])[0] == bytes(damaged)
-    assert disk.size(trail_path(0)) == 96
+
+
+def test_copied_log_says_that_its_end_is_lost_when_synced_bytes_are_gone():
+    segments = broker_log(6)
+    disk = SimDisk()
+    log = CopiedLog(disk)
+    log.begin(0)
+    log.append(0, segments[0])
+    log.close()
+    file = disk.open_append(segment_path(0))
+    file.truncate(len(segments[0]) - 200)
+    file.close()
+    assert CopiedLog(disk).has_lost_end
 
 
 def test_copied_log_removes_segments_from_the_oldest_on():

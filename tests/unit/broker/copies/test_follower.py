@@ -234,6 +234,56 @@ async def test_copy_with_other_bytes_is_refused_and_not_changed():
     assert segments(disk).keys() == before.keys()
 
 
+async def test_follower_compares_again_when_its_broker_was_restarted_on_another_log():
+    """The connection is opened anew without a word to the follower; the name of the opening
+    tells it.
+    """
+    broker, disk = await filled(), SimDisk()
+    follower = follower_of(broker, disk)
+    task = asyncio.ensure_future(follower.run())
+    await until_equal(broker, follower, task)
+    other = FollowedBroker(SimDisk())
+    await other.desk.host(subject="other_one")
+    await other.desk.acquire(4)
+    await other.send(60)
+    other.service._opening = "o2"
+    broker.service = other.service
+    await broker.send(1)
+    with raises(Reason.COPY_DIFFERS):
+        await asyncio.wait_for(task, 20)
+    assert segments(disk) == segments(broker.disk)
+
+
+async def test_follower_refuses_another_folder_of_the_group():
+    """As after a loss that was accepted: the copy may be all that is left."""
+    broker, disk = await filled(), SimDisk()
+    follower = follower_of(broker, disk)
+    task = asyncio.ensure_future(follower.run())
+    await until_equal(broker, follower, task)
+    await stop(task)
+    before = segments(disk)
+    await broker.send(60)
+    await broker.remove(broker.store.log.bases[-1])
+    broker.service._broker_id = "b2"
+    with raises(Reason.COPY_DIFFERS):
+        await follower_of(broker, disk).run()
+    assert segments(disk) == before
+
+
+async def test_follower_refuses_a_copy_that_has_lost_its_end():
+    broker, disk = await filled(), SimDisk()
+    follower = follower_of(broker, disk)
+    task = asyncio.ensure_future(follower.run())
+    await until_equal(broker, follower, task)
+    await stop(task)
+    path = f"log/{max(segments(disk))}"
+    file = disk.open_append(path)
+    file.truncate((disk.size(path) or 0) - 100)
+    file.close()
+    with pytest.raises(DataFolderError, match="had synced"):
+        await follower_of(broker, disk).run()
+
+
 async def test_copy_that_is_ahead_of_its_broker_is_refused():
     broker = await filled()
     end = broker.store.log.end
