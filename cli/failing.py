@@ -10,6 +10,8 @@ from ..protocol.scheduled.deliver_at import format_time
 from ..protocol.text import counted, format_seconds, printable
 
 TEXT_CHARS_SHOWN = 200
+RETRY_KIND = "Retry"
+"""The kind of a failure whose handler has asked for another try."""
 EFFECTS = {
     FailurePolicy.PARK: "sets its key aside (then: keylane parked redrive or skip)",
     FailurePolicy.DEAD: "sets only the message aside (then: keylane dead retry or skip)",
@@ -88,7 +90,9 @@ def _advice(
 def _when_applied(failing: FailingMessage, policy: GroupPolicy, *, owned: bool) -> str:
     """Say when a stored policy sets a failing message aside."""
     tries_max = policy.tries_max
-    if tries_max is None:
+    if failing.kind == RETRY_KIND:
+        moment = "once its handler raises another error (Retry and NACK always get another try)"
+    elif tries_max is None:
         moment = "after as many failed tries as its consumer allows"
     elif failing.attempts < tries_max:
         moment = f"after {counted(tries_max, 'failed try', 'failed tries')}"

@@ -328,7 +328,9 @@ class Consumer(LoopBoundClient, Generic[V]):
         After this call no handler starts and no iteration gets a message; messages that were pulled
         but not handled go to other consumers. Called in a handler, this returns at once: the
         running handlers, including the caller, have `handover_ms` to end, and their messages are
-        acked when they return.
+        acked when they return. A handler must not await it in another task, as with
+        `asyncio.create_task` or, on Python 3.11, `asyncio.wait_for`: that task waits for the
+        handler, which is cancelled after `handover_ms`.
 
         Without a handler, messages that were delivered but not acked are redelivered to other
         consumers. In a child of the process that opened the consumer this does nothing: the parent
@@ -555,8 +557,8 @@ class Consumer(LoopBoundClient, Generic[V]):
         its group.
 
         Partitions with messages still in an iteration's body are handed over at its next step,
-        possibly after this call has returned. Called in a handler, this returns at once, because
-        the hand-over waits for the handler.
+        possibly after this call has returned. Called in a handler, or in the task that has taken
+        messages and not acked them, this returns at once, because the hand-over waits for them.
 
         Raises:
             KeylaneError: the metaserver could not be reached; the consumer is still consuming, so
@@ -573,8 +575,8 @@ class Consumer(LoopBoundClient, Generic[V]):
         await opening.membership.suspend(True)
         # The consumer may have closed since, which has handed everything over.
         hand_overs = assignments.hand_over_all()
-        if hand_overs and not opening.is_called_by_handler():
-            # The body of an iteration may call this before it acks, so limit the wait.
+        if hand_overs and not opening.is_called_with_messages():
+            # Another task may have messages and wait for this one, so limit the wait.
             settings = self._options.settings
             limit_ms = settings.handover_ms + 2 * settings.call_timeout_ms
             iterated = isinstance(opening.dispatcher, LoopDispatch)

@@ -225,3 +225,11 @@ class ConsumerOpening:
         return isinstance(self.dispatcher, WorkerPool) and self.dispatcher.is_worker_task(
             asyncio.current_task()
         )
+
+    def is_called_with_messages(self) -> bool:
+        """Return True in a handler's task, and in the task that has taken messages and not acked
+        them: a hand-over waits for it.
+        """
+        if isinstance(self.dispatcher, LoopDispatch):
+            return self.dispatcher.has_messages(asyncio.current_task())
+        return self.is_called_by_handler()

@@ -204,8 +204,9 @@ class ConsumerSettings:
             limits of the same size; messages without a key become dead letters. A value stored for
             the group takes precedence.
         tries_max: 1 to 1_000_000, default 10; the number of attempts of a message, counted durably,
-            before `on_failure` applies; without effect under "block". A `Retry` counts as an
-            attempt, but never triggers `on_failure`. A value stored for the group takes precedence.
+            before `on_failure` applies; without effect under "block". A `Retry` and a returned
+            `NACK` count as attempts, but never trigger `on_failure`. A value stored for the group
+            takes precedence.
         retry_tries_max: 1 to 1_000_000, default 32; the number of attempts of a message under
             "retry". A value of `tries_max` stored for the group takes precedence.
         call_timeout_ms: 10 to 600_000, default 5_000; the timeout, in milliseconds, of a call to a

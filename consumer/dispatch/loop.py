@@ -119,7 +119,7 @@ class TakingTask:
         self.method = ""
         """The name of the method by which messages are taken, for error messages and logs."""
         self.task: asyncio.Task[Any] | None = None
-        """The iterating task: the last one that requested a message."""
+        """The task that takes messages: the last one that requested any."""
         self.requesting = asyncio.Event()
         """Set while the user waits for a message; otherwise the loop body is running with the
         messages it took.
@@ -643,6 +643,7 @@ class LoopDispatch:
     ) -> Taken:
         """Return what `take` returns once that is something, or at a time of the boot clock."""
         self._claim(method, count)
+        self._taker.task = current_task(self._loop)
         try:
             while True:
                 self._taker.check_open()
@@ -769,6 +770,10 @@ class LoopDispatch:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(remaining_s):
                 await self.waiting.arrived.wait()
+
+    def has_messages(self, task: asyncio.Task[Any] | None) -> bool:
+        """Return True if `task` has taken messages and not acked all of them."""
+        return task is self._taker.task and self._count_unacked() > 0
 
     def _count_unacked(self) -> int:
         """Return the number of messages handed to the user and not yet acked."""
@@ -1058,8 +1063,8 @@ class LoopDispatch:
                 await shell.wait_quiet()
         except TimeoutError:
             log.warning(
-                "%s moves to another consumer, but %d of its messages are not acked yet; it is "
-                "handed over when they are acked or the next message is requested",
+                "%s is to be handed over, but %d of its messages are not acked yet; it is handed "
+                "over when they are acked or the next message is requested",
                 shell.log_name,
                 shell.state.intake.held,
             )

@@ -64,7 +64,7 @@ class AssignmentLog:
             now_ms = self._clock.boot_ms()
             reason = lapse_reason(
                 silent_ms=now_ms - client.renewed_ms,
-                stalled_ms=self._stalls.longest_ms(client.renewed_ms, now_ms),
+                stalled_ms=self._stalls.total_ms(client.renewed_ms, now_ms),
             )
         tenure = client.state.tenure
         self._losses.add(client.partition_id, tenure.lease.token, reason, fence=tenure.fence or 0)

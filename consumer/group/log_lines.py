@@ -36,10 +36,10 @@ LAG_S_MIN = 30.0
 """The age of the oldest message, in seconds, above which the lag is logged."""
 
 PARTITIONS_NAMED_MAX = 5
-STALLS_KEPT_MAX = 16
+STALLS_KEPT_MAX = 1_000
 STALL_LINE_EVERY_MS = 60_000
 """The minimum interval between log lines about stalls, in milliseconds."""
-STALL_MIN_MS = 500
+STALL_MIN_MS = 100
 """The minimum delay, in milliseconds, that counts as a stall; with shorter delays the loop is busy,
 not blocked.
 """
@@ -245,28 +245,32 @@ class Stalls:
 
     def line(self, late_ms: int, now_ms: int, *, ttl_ms: int, margin_ms: int) -> str:
         """
-        Return the log line for a stall that has just ended, or "" if the stall is short or the last
-        line is too recent.
+        Return the log line for the stalls of the last `ttl_ms`, or "" if no stall has just ended,
+        if they are short, or if the last line is too recent.
 
         Args:
-            late_ms: the length of the stall.
+            late_ms: the length of the stall that has just ended; 0: none has.
             margin_ms: how much earlier than its ttl a lease ends at the consumer.
         """
-        if late_ms < ttl_ms // HEARTBEATS_PER_TTL or now_ms - self._line_ms < STALL_LINE_EVERY_MS:
+        if not late_ms or now_ms - self._line_ms < STALL_LINE_EVERY_MS:
+            return ""
+        total_ms = max(late_ms, self.total_ms(now_ms - ttl_ms, now_ms))
+        if total_ms < ttl_ms // HEARTBEATS_PER_TTL:
             return ""
         self._line_ms = now_ms
         lease = format_seconds(ttl_ms - margin_ms)
+        period = "" if total_ms == late_ms else f" of the last {format_seconds(ttl_ms)}"
         return (
-            f"the event loop did not run for {format_seconds(late_ms)}: {BLOCKED_REASON}; "
+            f"the event loop did not run for {format_seconds(total_ms)}{period}: {BLOCKED_REASON}; "
             f"leases end {lease} after the last answered heartbeat was sent"
         )
 
-    def longest_ms(self, since_ms: int, now_ms: int) -> int:
-        """Return the length of the longest stall, in milliseconds, that ended after `since_ms` or
-        is still going on.
+    def total_ms(self, since_ms: int, now_ms: int) -> int:
+        """Return the length, in milliseconds, of all stalls that ended after `since_ms` or are
+        still going on.
         """
-        stalls = [stall_ms for ended_ms, stall_ms in self._stalls if ended_ms > since_ms]
-        return max([self._late_ms(now_ms), *stalls])
+        ended_ms = sum(stall_ms for end_ms, stall_ms in self._stalls if end_ms > since_ms)
+        return ended_ms + self._late_ms(now_ms)
 
     def _late_ms(self, now_ms: int) -> int:
         late_ms = now_ms - self._due_ms if self._due_ms else 0
@@ -314,12 +318,12 @@ class Losses:
 
 def lapse_reason(*, silent_ms: int, stalled_ms: int) -> str:
     """Return why a lease lapsed: the metaserver did not reply for `silent_ms`, and the event loop
-    was blocked for `stalled_ms` of that time.
+    was blocked for `stalled_ms` of that time, in which it sends and receives no heartbeat.
     """
     stalled = f"the event loop did not run for {format_seconds(stalled_ms)}"
     if 2 * stalled_ms >= silent_ms:
         return f"{stalled}: {BLOCKED_REASON}"
-    blocked = f", of which {stalled}" if stalled_ms else ""
+    blocked = f", of which {stalled}: {BLOCKED_REASON}" if stalled_ms else ""
     return f"the metaserver answered no heartbeat for {format_seconds(silent_ms)}{blocked}"
 
 

@@ -60,6 +60,27 @@ async def test_suspended_consumer_gets_nothing_until_it_resumes(shared_cluster: 
         await first.resume()
 
 
+@pytest.mark.parametrize("method", ["async for", "getmany"])
+async def test_suspend_returns_when_its_own_task_has_messages(shared_cluster: Cluster, method: str):
+    """The hand-over waits for that task, which would wait for the hand-over."""
+    subject = f"suspended-{method.replace(' ', '-')}"
+    await shared_cluster.create(subject, partitions=1)
+    async with Producer(shared_cluster.meta) as producer:
+        await producer.send(subject, b"one", key=b"k")
+    settings = ConsumerSettings(handover_ms=600_000)
+    async with Consumer(
+        shared_cluster.meta, subject=subject, group="g", settings=settings
+    ) as consumer:
+        if method == "getmany":
+            (message,) = await consumer.getmany(timeout_ms=10_000)
+        else:
+            message = await anext(consumer)
+        async with asyncio.timeout(10):
+            await consumer.suspend()
+        await message.ack()
+        await eventually(lambda: consumer.assignment == [])
+
+
 async def test_slow_handler_delays_the_hand_over_of_its_partition_only(shared_cluster: Cluster):
     """A closing consumer hands each partition over as soon as the handlers of that partition have
     ended.

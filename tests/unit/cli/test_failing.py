@@ -78,6 +78,19 @@ def test_advice_does_not_repeat_what_is_stored(on_failure, tries_max, owned, wor
     assert advice.endswith("keylane group reset orders billing --partition 7 --to 5 --live")
 
 
+def test_advice_says_that_a_retry_is_never_the_last_try():
+    """A handler that asks again and again would wait for a policy that never applies."""
+    failing = failing_message(
+        4, Failure("Retry", "", "host-1", 9_000, 12), key_digest="key digest 1", since_ms=1_000
+    )
+    policy = GroupPolicy(on_failure=FailurePolicy.PARK, tries_max=5)
+    advice = failing_lines("orders", "billing", 7, failing, policy=policy)[-1]
+    assert advice.startswith(
+        "  once its handler raises another error (Retry and NACK always get another try), the "
+        "stored policy park sets its key aside"
+    )
+
+
 def test_advice_on_a_redriven_message_does_not_repeat_what_is_stored():
     failing = failing_message(
         4,

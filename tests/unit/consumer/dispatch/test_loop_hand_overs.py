@@ -48,9 +48,9 @@ def test_hand_over_that_waits_for_the_body_of_a_loop_is_logged_once(
         await suspending
 
     consume(body, b"a", b"b", b"c", handover_ms=0)
-    [line] = [each for each in caplog.messages if "moves to another consumer" in each]
+    [line] = [each for each in caplog.messages if "is to be handed over" in each]
     assert "orders partition" in line
-    assert "in group g moves to another consumer, but 1 of its messages" in line
+    assert "in group g is to be handed over, but 1 of its messages" in line
 
 
 def test_hand_over_waits_for_messages_that_were_passed_over_as_long_as_it_may():
