@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from keylane.protocol.errors import StorageError
 from keylane.protocol.operations import OperationKind, Reshape
-from keylane.testing.machines.disk import Crashed
+from keylane.testing.machines.disk import Crashed, SimDisk
 from sim.actors.clients import SUBJECT, ProducerHost
 from sim.actors.hosts import BrokerHost, Host, MetaHost
 from sim.network_faults import NetworkFaults
@@ -179,7 +179,7 @@ class Faults(NetworkFaults):
         if isinstance(host, BrokerHost):
             host.disk.failing_operation = self._rng.choice(("fdatasync", "write"))
             if self._rng.random() < 0.5:  # once only, and no start looks for a while
-                self._later(0.2 * self._rng.random(), setattr, host.disk, "fail", "")
+                self._later(0.2 * self._rng.random(), _end_failures, host.disk)
             self._later(0.5 + self._rng.random(), self._change_disk, host)
 
     def _change_disk(self, host: BrokerHost) -> None:
@@ -193,7 +193,7 @@ class Faults(NetworkFaults):
         if isinstance(host, BrokerHost):
             disk = host.disk
             disk.free_space = self._rng.randint(0, 2_000)
-            self._later(2.0, setattr, disk, "room", None)
+            self._later(2.0, _free_space, disk)
 
     def _broker_moves(self) -> None:
         """A broker restarts at another address."""
@@ -296,3 +296,11 @@ class Faults(NetworkFaults):
         for host in world.hosts:
             self._loop.resume(host.process)
             self.restart(host)
+
+
+def _end_failures(disk: SimDisk) -> None:
+    disk.failing_operation = ""
+
+
+def _free_space(disk: SimDisk) -> None:
+    disk.free_space = None
