@@ -70,6 +70,15 @@ def _disks_are_lost(seed: int) -> bool:
     return seed < FEATURES_FIRST and is_losing(seed)
 
 
+def _messages_leave_home(seed: int) -> bool:
+    """BEST_TRIED: keyed messages leave a broker that does not answer, soon."""
+    plan = plan_of(seed)
+    best_tried = not plan.strict and not plan.static and plan.partitions > 1
+    silent = plan.faults & {"cut_producer", "broker_pause", "broker_stall", "broker_crash"}
+    early = plan.producer["leave_after_ms"] == 300 and plan.keys > 1
+    return best_tried and early and bool(silent) and plan.gap_s <= OFTEN_S
+
+
 def _mixed_batches_leave_home(seed: int) -> bool:
     """The same, and most batches have messages without a key as well."""
     return keyed_share(seed) < 0.9 and _batches_leave_home(seed)
@@ -156,7 +165,9 @@ SHOWN_IN: dict[str, Callable[[int], bool]] = {
     "keys_go_on_behind_damage": _is(DamagedParks),
     "late_joins_begin_again": _joins_come_late,
     "later_batches_are_parked_before_earlier_ones": _batches_wait_unopened,
+    "later_detour_not_declared": _messages_leave_home,
     "live_reset_waits_for_no_member": _groups_are_reset,
+    "loose_messages_are_released_by_range": _is(RetainedParks),
     "lost_messages_are_sent_again": _disks_are_lost,
     "lost_parents_are_waited_for": _disks_with_retries_are_lost,
     "margin_on_the_wrong_side": _leases_end_with_messages,
