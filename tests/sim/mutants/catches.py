@@ -235,7 +235,7 @@ CATCHES: dict[str, int] = {
     "rows_deleted_before_the_ack": 1_000_000_001,
     "rows_given_up_count_as_stored": 2_000_000_008,
     "rows_of_a_partition_run_backwards": 2_000_000_003,
-    "rows_of_rows_come_again": 4_000_000_039,
+    "rows_of_rows_come_again": 4_000_000_471,
     "rows_without_a_key_go_anywhere": 2_000_000_149,
     "running_publications_are_forgotten": 2_001_000_294,
     "scan_begins_behind_the_last_row": 1_000_000_000,
