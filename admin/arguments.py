@@ -12,7 +12,7 @@ from ..protocol.access.principals import check_principal
 from ..protocol.access.rights import AccessGrant, Rights, check_grant, check_granted
 from ..protocol.errors import InvalidRequestError
 from ..protocol.http.access import ChangeGrant
-from ..protocol.reading.instants import since_1970_ms
+from ..protocol.reading.instants import parse_ago_ms, since_1970_ms
 from ..protocol.text import describe_invalid_value, invalid_unicode_text, is_not_a_time
 
 T = TypeVar("T")
@@ -60,12 +60,16 @@ def check_position_keyword(name: str, value: object, **arguments: str) -> None:
         ):
             break
     else:
-        if not isinstance(value, str) or not value.isdecimal() or "offset" not in arguments:
+        if isinstance(value, str) and value.isdecimal() and "offset" in arguments:
+            keyword = "offset"
+        elif isinstance(value, str) and _is_time(value) and "time" in arguments:
+            keyword = "time"
+        else:
             return
-        keyword = "offset"
     keywords = ", ".join(repr(each) for each in ("earliest", "latest", *arguments))
     error = InvalidRequestError(f"{name} is one of {keywords}, not {value!r:.60}")
-    position = "milliseconds since 1970" if isinstance(value, datetime) else f"{value!s:.60}"
+    is_text = isinstance(value, datetime) or (keyword == "time" and isinstance(value, str))
+    position = "milliseconds since 1970" if is_text else f"{value!s:.60}"
     argument = arguments[keyword]
     error.hint = f"Pass the position as {argument}=: {name}={keyword!r}, {argument}={position}."
     raise error
@@ -79,6 +83,17 @@ _POSITION_TYPES: tuple[tuple[str, type | tuple[type, ...]], ...] = (
 """Maps each keyword to the types of the positions that callers pass by mistake instead of the
 keyword.
 """
+
+
+def _is_time(text: str) -> bool:
+    """Return True for a time ago, such as "-1h", and for an ISO 8601 time."""
+    if parse_ago_ms(text) is not None:
+        return True
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
 
 
 def convert_mapping(name: str, value: object) -> dict[Any, Any]:

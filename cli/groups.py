@@ -70,6 +70,20 @@ class Command(click.Command):
             Fields.of(getattr(import_module(module, __package__), name)) for module, name in kinds
         )
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments. Raises UsageError if an option that has one value is given twice,
+        because all values but the last would be ignored.
+        """
+        if not ctx.resilient_parsing:
+            _, _, in_order = self.make_parser(ctx).parse_args(args=list(args))
+            seen: set[click.Parameter] = set()
+            for param in in_order:
+                if isinstance(param, click.Option) and not (param.multiple or param.is_flag):
+                    if param in seen:
+                        raise click.UsageError(f"{param.opts[-1]} is given twice, and takes one value", ctx)
+                    seen.add(param)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, unless a template of --output names a field that it does not show.
         Raises ConfigError.

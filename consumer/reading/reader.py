@@ -10,7 +10,6 @@ open ─▶ the lineage, and the offsets to read of each partition ─▶ chunks
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
@@ -45,7 +44,7 @@ from ...rpc.connections import Connections, clean_up, gather_limited
 from ...rpc.environment import Environment, environment_of
 from ...rpc.loop_binding import LoopBoundClient
 from ..decode import read_messages
-from ..filter import MessageFilter, call_predicate
+from ..filter import MessageFilter, call_predicate, check_predicate
 from .bounds import (
     Bound,
     BoundKind,
@@ -67,14 +66,6 @@ CHUNKS_MAX = 8
 """The number of partitions that are read at once; each replies with about CHUNK_BYTES."""
 
 
-_DEFERRED_KINDS = (
-    inspect.iscoroutinefunction,
-    inspect.isgeneratorfunction,
-    inspect.isasyncgenfunction,
-)
-"""The kinds of functions that return a truthy object when called, without running their body."""
-
-
 def check_arguments(
     *, key: object, partition: object, where: object, follow: object, codec: Codec[V] | None
 ) -> None:
@@ -86,10 +77,8 @@ def check_arguments(
         raise ConfigError(f"key must be non-empty bytes or text, not {key!r:.40}")
     if partition is not None and not is_within(partition, 1, 2**63 - 1):
         raise ConfigError(f"partition must be a partition id, 1 or higher, not {partition!r:.40}")
-    if where is not None and (
-        not callable(where) or any(is_kind(where) for is_kind in _DEFERRED_KINDS)
-    ):
-        raise ConfigError(f"where must be a synchronous function of a message, not {where!r:.60}")
+    if where is not None:
+        check_predicate(where, "where must be a synchronous function of a message")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from ..backoff import PAUSE_MS_MAX
 from ..progress import AtMs
 from ..progress import Offset as Cursor
 from ..routing import ConsumeStrategy
+from ..scheduled.deliver_at import format_time
 
 TRIES_LIMIT = 1_000_000
 CLIENT_CHARS_MAX = 512
@@ -78,9 +79,10 @@ class GroupStart(Struct, frozen=True, kw_only=True):
         return replace(self, cursors=None)
 
     def __str__(self) -> str:
-        if self.at is StartAt.CURSORS:
-            return f"the end of the backfill planned {self.at_ms} ms since 1970"
-        return self.at.value if self.at_ms is None else f"{self.at_ms} ms since 1970"
+        if self.at_ms is None:
+            return self.at.value
+        time = format_time(self.at_ms)
+        return f"the end of the backfill planned {time}" if self.at is StartAt.CURSORS else time
 
 
 class GroupPolicy(Struct, frozen=True, kw_only=True):

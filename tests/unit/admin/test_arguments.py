@@ -82,6 +82,8 @@ RESETS = {"offset": "offset", "time": "at_ms", "shift": "shift", "cursors": "cur
         (86, RESETS, "to='offset', offset=86"),
         ("86", RESETS, "to='offset', offset=86"),
         (datetime(2026, 1, 1, tzinfo=UTC), RESETS, "to='time', at_ms=milliseconds since 1970"),
+        ("-1h", RESETS, "to='time', at_ms=milliseconds since 1970"),
+        ("2026-01-01T00:00:00", RESETS, "to='time', at_ms=milliseconds since 1970"),
         ({1: 2}, RESETS, "to='cursors', cursors={1: 2}"),
         (1_700_000_000_000, {"time": "at_ms", "cursors": "cursors"}, "to='time', at_ms=17"),
     ],
