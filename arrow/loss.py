@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ..protocol.errors import DataLossError
 from ..protocol.reading.bounds import PartitionBounds
-from ..protocol.scheduled.deliver_at import format_time
-from ..protocol.text import counted
+from ..protocol.text import counted, format_time
 
 
 def loss_error(subject: str, bounds: PartitionBounds, start: int, end: int) -> DataLossError:

@@ -76,8 +76,7 @@ from ..protocol.parked import (
     decode_changes,
     encode_parked,
 )
-from ..protocol.scheduled.deliver_at import format_time
-from ..protocol.text import MAYBE_OLDER_COPY, key_digest, parse_number
+from ..protocol.text import MAYBE_OLDER_COPY, format_time, key_digest, parse_number
 from ..rpc.plane.prompt import Handled
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
 from .answering.request_checks import check_owner

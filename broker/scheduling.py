@@ -45,7 +45,6 @@ from ..protocol.routing import Route
 from ..protocol.scheduled.deliver_at import (
     AHEAD_MS_MAX,
     check_deliver_at,
-    format_time,
     read_instant_ms,
 )
 from ..protocol.scheduled.receipt import (
@@ -55,6 +54,7 @@ from ..protocol.scheduled.receipt import (
     ScheduledReceipt,
     ScheduledView,
 )
+from ..protocol.text import format_time
 from ..rpc.plane.prompt import Handled
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
 from .folder_ownership import FolderOwnership, check_folder_ownership

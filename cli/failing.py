@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from ..protocol.groups import FailurePolicy, GroupPolicy
 from ..protocol.parked import FailingMessage
-from ..protocol.scheduled.deliver_at import format_time
-from ..protocol.text import counted, format_seconds, printable
+from ..protocol.text import counted, format_seconds, format_time, printable
 
 TEXT_CHARS_SHOWN = 200
 RETRY_KIND = "Retry"

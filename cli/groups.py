@@ -80,7 +80,7 @@ class Command(click.Command):
             for param in in_order:
                 if isinstance(param, click.Option) and not (param.multiple or param.is_flag):
                     if param in seen:
-                        raise click.UsageError(f"{param.opts[-1]} is given twice, and takes one value", ctx)
+                        raise click.UsageError(f"{param.opts[-1]} takes one value, not two", ctx)
                     seen.add(param)
         return super().parse_args(ctx, args)
 

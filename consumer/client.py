@@ -898,12 +898,18 @@ class Consumer(LoopBoundClient, Generic[V]):
 
     @property
     def _loop(self) -> LoopDispatch:
-        """The same. Raises ClosedError in place of None."""
-        if (loop := self._last_loop) is None:
-            raise ClosedError(
-                "the consumer is not open, or it has a handler that gets the messages"
-            )
-        return loop
+        """
+        What delivers messages to the program.
+
+        Raises:
+            UsageError: the consumer has a handler, which gets the messages.
+            ClosedError: the consumer was never open.
+        """
+        if (loop := self._last_loop) is not None:
+            return loop
+        if self._last_opening is not None or self._consumer_set is not None:
+            raise UsageError(Reason.MIXED_USE, "the messages go to the consumer's handler")
+        raise ClosedError("the consumer is not open")
 
     @property
     def _column_loop(self) -> LoopDispatch:

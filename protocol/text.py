@@ -7,6 +7,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import Any, get_args, get_type_hints
 
@@ -171,3 +172,12 @@ def is_not_a_time(given: object) -> bool:
     not equal to itself.
     """
     return given != given  # noqa: PLR0124
+
+
+def format_time(time_ms: int) -> str:
+    """Format a time as ISO 8601 in UTC; as a number if it is outside the range of datetime."""
+    try:
+        time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)
+    except OverflowError:
+        return f"{time_ms:.3g} ms" if abs(time_ms) < 10**300 else "a meaningless number"
+    return time.isoformat(timespec="milliseconds")

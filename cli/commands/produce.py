@@ -26,9 +26,9 @@ from ...protocol.clock import SystemClock
 from ...protocol.errors import ConfigError, Fate, InputError, KeylaneError, Reason
 from ...protocol.ids import check_name
 from ...protocol.message import Receipt
-from ...protocol.scheduled.deliver_at import AHEAD_MS_MAX, format_time, read_deliver_at
+from ...protocol.scheduled.deliver_at import AHEAD_MS_MAX, read_deliver_at
 from ...protocol.scheduled.receipt import ScheduledReceipt
-from ...protocol.text import counted
+from ...protocol.text import counted, format_time
 from ..options import WAIT_S, InputFormat, OutputFormat, parse_headers
 from ..screen import show_error, show_line, show_row
 from ..status import percent, showing

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 import click
 
 from ...protocol.limits import SCHEDULED_LISTED_MAX
-from ...protocol.scheduled.deliver_at import format_time
 from ...protocol.scheduled.receipt import CancelOutcome
-from ...protocol.text import counted
+from ...protocol.text import counted, format_time
 from ..answer import CommonOptions, expand_options
 from ..completion import complete_subject
 from ..groups import CommandGroup

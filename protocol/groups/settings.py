@@ -16,7 +16,7 @@ from ..backoff import PAUSE_MS_MAX
 from ..progress import AtMs
 from ..progress import Offset as Cursor
 from ..routing import ConsumeStrategy
-from ..scheduled.deliver_at import format_time
+from ..text import format_time
 
 TRIES_LIMIT = 1_000_000
 CLIENT_CHARS_MAX = 512

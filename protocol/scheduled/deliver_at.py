@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from ..errors import InvalidRequestError, Reason
-from ..text import is_not_a_time, parse_number
+from ..text import format_time, is_not_a_time, parse_number
 
 AHEAD_MS_MAX = 366 * 86_400_000
 """How far ahead a delivery time may be, in milliseconds: one year, including a leap year."""
@@ -104,14 +104,6 @@ def read_instant_ms(text: str) -> int:
             f"{text!r:.60}",
         ) from None
     return _instant_ms(given)
-
-
-def format_time(time_ms: int) -> str:
-    """Format a time as ISO 8601 in UTC; as a number if it is outside the range of datetime."""
-    try:
-        return (_BEGIN + time_ms * _MS).isoformat(timespec="milliseconds")
-    except OverflowError:
-        return f"{time_ms:.3g} ms" if abs(time_ms) < 10**300 else "a meaningless number"
 
 
 def _wire_int(at_ms: int) -> int | None:

@@ -14,7 +14,7 @@ from ....protocol.control import Health
 from ....protocol.endpoints import READY
 from ....protocol.errors import ConfigError, ForeignServerError
 from ....protocol.membership.views import BrokerView, RefusedBroker
-from ....protocol.scheduled.deliver_at import format_time
+from ....protocol.text import format_time
 from ....rpc.http_network import client_network
 from ....rpc.metaservers import check_program
 from ...connection import open_admin

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from ....admin import Admin, ParkedKeyView, ParkState
 from ....protocol.errors import ConfigError
-from ....protocol.scheduled.deliver_at import format_time
-from ....protocol.text import counted
+from ....protocol.text import counted, format_time
 from ...confirmation import confirm
 from ...connection import open_admin
 from ...options import OutputFormat

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from ....admin import Admin, ParkedMessage
 from ....protocol.errors import ConfigError, NotFoundError, Reason
-from ....protocol.scheduled.deliver_at import format_time
-from ....protocol.text import counted
+from ....protocol.text import counted, format_time
 from ...confirmation import (
     confirm,
     handling_interrupts,

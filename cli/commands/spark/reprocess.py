@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from ....protocol.clock import SystemClock
 from ....protocol.errors import ConfigError, KeylaneError
 from ....protocol.reprocess.manifest import SourceRange
-from ....protocol.scheduled.deliver_at import format_time
-from ....protocol.text import counted
+from ....protocol.text import counted, format_time
 from ...options import OutputFormat
 from ...screen import make_table, show_data, show_error, show_line, show_table
 from ...status import showing

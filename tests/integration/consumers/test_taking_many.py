@@ -242,3 +242,17 @@ async def test_blocking_handlers_run_in_threads_in_the_order_of_their_key(shared
     assert 2 <= most <= 4
     assert names <= {f"keylane handler {number}" for number in range(4)}
     assert_in_order(done, 60, 6)
+
+
+async def test_getmany_and_a_loop_are_refused_when_a_handler_gets_the_messages(
+    shared_cluster: Cluster,
+):
+    await shared_cluster.create("handled", partitions=1)
+    consumer = Consumer(shared_cluster.meta, subject="handled", group="g", handler=print)
+    with pytest.raises(ClosedError):
+        await consumer.getmany()
+    async with consumer:
+        with raises(Reason.MIXED_USE):
+            await consumer.getmany()
+        with raises(Reason.MIXED_USE):
+            await anext(consumer)
