@@ -109,6 +109,7 @@ HOME_OF: dict[str, list[str]] = {
         # a time as a program gives it; no clock is asked
         *(
             "protocol/scheduled/deliver_at.py",
+            "protocol/text.py",
             "arrow/reading.py",
             "arrow/json_decoder.py",
             "protocol/reading/instants.py",

@@ -14,7 +14,6 @@ from keylane import Consumer, Message, Producer
 from keylane.consumer import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import (
-    ClosedError,
     ConfigError,
     LeaseLostError,
     NotSentError,
@@ -233,16 +232,6 @@ async def test_unreachable_metaserver_is_reported_at_open():
     with pytest.raises(NotSentError, match="keylane dev"):
         async with Consumer("127.0.0.1:1", subject="s", group="g"):
             pass
-
-
-async def test_consumer_with_a_handler_cannot_be_iterated(shared_cluster: Cluster):
-    """Its messages go to the handler."""
-    await shared_cluster.create("one-place")
-    async with Consumer(
-        shared_cluster.meta, subject="one-place", group="g", handler=print
-    ) as consumer:
-        with pytest.raises(ClosedError):
-            await anext(consumer)
 
 
 # ── real processes ────────────────────────────────────────────────────────────────────────────────

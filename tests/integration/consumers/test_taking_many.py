@@ -247,8 +247,8 @@ async def test_blocking_handlers_run_in_threads_in_the_order_of_their_key(shared
 async def test_getmany_and_a_loop_are_refused_when_a_handler_gets_the_messages(
     shared_cluster: Cluster,
 ):
-    await shared_cluster.create("handled", partitions=1)
-    consumer = Consumer(shared_cluster.meta, subject="handled", group="g", handler=print)
+    await shared_cluster.create("handled-only", partitions=1)
+    consumer = Consumer(shared_cluster.meta, subject="handled-only", group="g", handler=print)
     with pytest.raises(ClosedError):
         await consumer.getmany()
     async with consumer:
