@@ -104,7 +104,7 @@ class ScheduledAgenda:
         self._position = position
         if not is_expected:
             return position
-        if not self._files.list(FOLDER):
+        if FOLDER not in self._files.list():
             log.warning(
                 "%s/%s is gone: the scheduled messages below position %d are given up",
                 self._files.name(),
@@ -125,7 +125,8 @@ class ScheduledAgenda:
 
     def _read(self) -> int:
         """Read the file into the index, and return its position. Raises CorruptLogError."""
-        data = self._files.pread(PATH, 0, self._files.size(PATH) or 0)
+        size = self._files.size(PATH)
+        data = b"" if size is None else self._files.pread(PATH, 0, size)
         if len(data) < _HEAD.size:
             raise CorruptLogError(f"{PATH} is missing or cut")
         magic, crc, position = _HEAD.unpack_from(data)

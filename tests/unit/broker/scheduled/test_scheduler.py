@@ -316,9 +316,21 @@ async def test_damaged_log_serves_and_delivers_no_scheduled_message():
         assert await scheduler._store.snapshotter.write()
     assert subjects.values == []
     disk.remove("scheduled/agenda.snap")
+    disk.folders.remove("scheduled")
     scheduler = open_scheduler(disk)
     assert scheduler.problem == ""
     assert scheduler.view()["count"] == 0
+
+
+async def test_scheduled_messages_are_read_from_the_log_when_only_their_copy_is_gone():
+    """Somebody who gives them up moves the folder away, not a file in it."""
+    disk = SimDisk()
+    scheduler = open_scheduler(disk)
+    await scheduler.schedule([message(b"a", 60_000)])
+    assert await scheduler._store.snapshotter.write()
+    await close_scheduler(scheduler)
+    disk.remove("scheduled/agenda.snap")
+    assert open_scheduler(disk).view()["count"] == 1
 
 
 async def test_waiting_messages_are_kept_when_the_log_is_removed():
