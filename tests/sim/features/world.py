@@ -196,9 +196,10 @@ class FeatureWorld(World):
             meta.history_speed = self._kind.history_speed
         self.feature = self._kind(self)
         self.feature.build()
+        groups = [f"group{index}" for index in range(self.swarm.groups)]
         service: Any = _Services(
             [
-                Service(self.brokers, ["group0"], ttl_ms=self.swarm.ttl_ms, subject=SUBJECT),
+                Service(self.brokers, groups, ttl_ms=self.swarm.ttl_ms, subject=SUBJECT),
                 *self.feature.services(),
             ],
             self.feature,
