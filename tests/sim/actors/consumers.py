@@ -91,6 +91,8 @@ class ConsumerHost(Host):
         """Handlers that run."""
         self._unacked: Message | None = None
         """What the body of an iteration is in."""
+        self._in_handlers: dict[tuple[str, int, int], Message] = {}
+        """By session, partition and offset: what handlers were begun with and have not ended."""
         self._iterating = self._stopped = False
         self._batched = False
         """Its handler gets lists of messages."""
@@ -175,6 +177,8 @@ class ConsumerHost(Host):
 
     def end(self, *, machine_down: bool) -> None:
         super().end(machine_down=machine_down)
+        for message in list(self._in_handlers.values()):
+            self._dropped(message)  # no handler runs on in a process that has ended
         self.leaving = False
         self.inside = 0
         self.consumer = self._unacked = None
@@ -319,13 +323,18 @@ class ConsumerHost(Host):
             message, group=self.group, clock_ns=clock_ns, ours=ours, left_ms=self._left_ms
         )
         self._record(event)
+        self._in_handlers[event.session, event.partition_id, event.offset] = message
 
     def _dropped(self, message: Message) -> None:
         if not self._shared:
-            self._record(dropped(message))
+            event = dropped(message)
+            self._in_handlers.pop((event.session, event.partition_id, event.offset), None)
+            self._record(event)
 
     def _ended(self, message: Message) -> None:
-        self._record(ended(message, group=self.group))
+        event = ended(message, group=self.group)
+        self._in_handlers.pop((event.session, event.partition_id, event.offset), None)
+        self._record(event)
 
     def _stumble(self) -> None:
         if not self.calm and self.rng.random() < self._manners["fails"]:

@@ -100,16 +100,19 @@ class NamedHost(ConsumerHost):
 
     def _met_late_join(self, twin: NamedHost) -> bool:
         """
-        Whether a join that the twin had sent before this process was started has taken the place of
-        a session of this process.
+        Whether a join that the twin had sent before this process was started, or that an earlier
+        opening of this process had sent, has taken the place of a session of this process.
 
         No metaserver had heard of it, so that it is taken for the join of a process that was
         started last. Once its session has expired, the twin and this process are as good as each
         other; see decision 35.
         """
         return any(
-            self.ids.drawn.get(session, -1.0) >= self.started_s
-            and twin.ids.drawn.get(late, self.started_s) < self.started_s
+            (drawn_s := self.ids.drawn.get(session, -1.0)) >= self.started_s
+            and (
+                twin.ids.drawn.get(late, self.started_s) < self.started_s
+                or self.ids.drawn.get(late, drawn_s) < drawn_s
+            )
             for session, late in self.replaced_by.items()
         )
 
