@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
-from typing import Any, TypeVar
+from datetime import datetime, timedelta
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from ..protocol.access.principals import check_principal
 from ..protocol.access.rights import AccessGrant, Rights, check_grant, check_granted
 from ..protocol.errors import InvalidRequestError
+from ..protocol.groups import GroupStart, StartAt
 from ..protocol.http.access import ChangeGrant
-from ..protocol.reading.instants import parse_ago_ms, since_1970_ms
+from ..protocol.reading.instants import (
+    GroupStartOption,
+    check_not_ahead,
+    check_unit,
+    group_start,
+    since_1970_ms,
+)
 from ..protocol.text import describe_invalid_value, invalid_unicode_text, is_not_a_time
 
 T = TypeVar("T")
@@ -60,19 +67,39 @@ def check_position_keyword(name: str, value: object, **arguments: str) -> None:
         ):
             break
     else:
-        if isinstance(value, str) and value.isdecimal() and "offset" in arguments:
-            keyword = "offset"
-        elif isinstance(value, str) and _is_time(value) and "time" in arguments:
-            keyword = "time"
-        else:
+        if not isinstance(value, str) or not value.isdecimal() or "offset" not in arguments:
             return
+        keyword = "offset"
     keywords = ", ".join(repr(each) for each in ("earliest", "latest", *arguments))
     error = InvalidRequestError(f"{name} is one of {keywords}, not {value!r:.60}")
-    is_text = isinstance(value, datetime) or (keyword == "time" and isinstance(value, str))
-    position = "milliseconds since 1970" if is_text else f"{value!s:.60}"
+    position = "milliseconds since 1970" if isinstance(value, datetime) else f"{value!s:.60}"
     argument = arguments[keyword]
     error.hint = f"Pass the position as {argument}=: {name}={keyword!r}, {argument}={position}."
     raise error
+
+
+def build_group_start(start: object, at_ms: object, cursors: object, *, now_ms: int) -> GroupStart:
+    """
+    Build the start of a new group from the arguments of `Admin.create_group`.
+
+    Raises:
+        ConfigError: `start` is neither a keyword nor an instant in the past.
+        InvalidRequestError: another argument is invalid, or does not go with `start`.
+    """
+    if not isinstance(start, str | datetime | timedelta):
+        check_position_keyword("start", start, time="at_ms", cursors="cursors")
+    check_unit("at_ms", at_ms)
+    if start is None or (isinstance(start, str) and start in set(StartAt)):
+        if start == StartAt.TIME:
+            check_not_ahead(at_ms, now_ms=now_ms)
+        offsets = None if cursors is None else convert_mapping("cursors", cursors)
+        fields = {"at": start, "at_ms": at_ms, "cursors": offsets}
+        return convert_argument(GroupStart, fields, at="start")
+    if (at_ms, cursors) != (None, None):
+        raise InvalidRequestError(f"start={start!s:.60} goes without at_ms= and cursors=")
+    built = group_start(cast(GroupStartOption, start), now_ms=now_ms)  # it checks the type
+    assert built is not None
+    return built
 
 
 _POSITION_TYPES: tuple[tuple[str, type | tuple[type, ...]], ...] = (
@@ -83,17 +110,6 @@ _POSITION_TYPES: tuple[tuple[str, type | tuple[type, ...]], ...] = (
 """Maps each keyword to the types of the positions that callers pass by mistake instead of the
 keyword.
 """
-
-
-def _is_time(text: str) -> bool:
-    """Return True for a time ago, such as "-1h", and for an ISO 8601 time."""
-    if parse_ago_ms(text) is not None:
-        return True
-    try:
-        datetime.fromisoformat(text)
-    except ValueError:
-        return False
-    return True
 
 
 def convert_mapping(name: str, value: object) -> dict[Any, Any]:

@@ -102,7 +102,7 @@ from ..protocol.operations import (
 )
 from ..protocol.parked import ChangeParkedKey, ParkKey, ParkState
 from ..protocol.progress import CanceledReset, GroupReset, ResetTo
-from ..protocol.reading.instants import check_unit
+from ..protocol.reading.instants import GroupStartOption
 from ..protocol.reprocess.holds import HoldView, SetHold
 from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledPage
@@ -116,8 +116,8 @@ from ..rpc.race import survives_cancel
 from . import views
 from .arguments import (
     build_change_grant,
+    build_group_start,
     build_principal_query,
-    check_position_keyword,
     convert_argument,
     convert_mapping,
     to_epoch_ms,
@@ -489,7 +489,7 @@ class Admin(LoopBoundClient):
         subject: str,
         group: str,
         *,
-        start: StartAt | str = StartAt.EARLIEST,
+        start: StartAt | GroupStartOption = StartAt.EARLIEST,
         at_ms: int | None = None,
         cursors: Mapping[int, int] | None = None,
         consume_strategy: ConsumeStrategy | str = ConsumeStrategy.EXCLUSIVE,
@@ -501,7 +501,9 @@ class Admin(LoopBoundClient):
         later, for example by a resize, are read from their first message.
 
         Args:
-            start: "earliest", "latest", "time" or "cursors".
+            start: "earliest", "latest", "time" or "cursors"; or a datetime with a time zone, a
+                negative timedelta, a time ago such as "-1h", or an ISO 8601 time with a zone, in
+                the past.
             at_ms: a time in milliseconds since 1970. With "time", the group starts at the first
                 message stored at or after it. With "cursors", it is the time at which the cursors
                 were read, which distinguishes a repeated call from one with a different start.
@@ -511,6 +513,8 @@ class Admin(LoopBoundClient):
 
         Raises:
             SubjectUnknownError
+            ConfigError: `start` is something else.
+            InvalidRequestError: `at_ms` is in the future, or an argument does not go with `start`.
             OffsetOutOfRangeError: some messages after a cursor have been removed.
             ConflictError: the group exists with another start or strategy.
             GroupDeletedError: a group of this name is being deleted.
@@ -521,14 +525,9 @@ class Admin(LoopBoundClient):
                 group; repeat the call to wait for it.
             OverloadedError: the subject has the maximum number of groups.
         """
-        check_position_keyword("start", start, time="at_ms", cursors="cursors")
-        check_unit("at_ms", at_ms)
+        now_ms = environment_of(None).clock.wall_ms()
         fields = {
-            "start": {
-                "at": start,
-                "at_ms": at_ms,
-                "cursors": None if cursors is None else convert_mapping("cursors", cursors),
-            },
+            "start": build_group_start(start, at_ms, cursors, now_ms=now_ms),
             "strategy": consume_strategy,
         }
         body = convert_argument(CreateGroup, fields, strategy="consume_strategy")
@@ -706,8 +705,8 @@ class Admin(LoopBoundClient):
             SubjectUnknownError, GroupUnknownError, NotFoundError, PartitionUnknownError
             ConflictError: `queue` was given for a subject without queues, or `cancel_reset` was
                 called; nothing was changed.
-            InvalidRequestError: `partition_id` was given for a subject with queues, or the
-                arguments contradict each other.
+            InvalidRequestError: `partition_id` was given for a subject with queues, `at_ms` is in
+                the future, or the arguments contradict each other.
             BusyError: the group has live consumers, or had some a moment ago.
             OffsetOutOfRangeError: there is no stored message at `offset`.
             UnfinishedError: some cursors are set; repeat the call to set the rest. A repeated
@@ -1068,7 +1067,7 @@ class Admin(LoopBoundClient):
         """
         Yield the keys that a consumer group has parked. A key may briefly appear on two partitions.
         While a child has not adopted the keys of a sealed partition, these are yielded with
-        `ParkedKeyView.being_adopted`.
+        `ParkedKeyView.being_adopted`. Iterate with `async for`; the call itself is not awaited.
 
         Args:
             key: an order key, as bytes or text; b"" for messages without a key, including dead

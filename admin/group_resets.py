@@ -11,7 +11,8 @@ from typing import Any
 
 from ..protocol.errors import Reason, UnfinishedError
 from ..protocol.progress import GroupReset, ResetGroup, ResetTo
-from ..protocol.reading.instants import check_unit
+from ..protocol.reading.instants import check_not_ahead, check_unit
+from ..rpc.environment import environment_of
 from .arguments import check_position_keyword, convert_argument, convert_mapping
 
 
@@ -35,6 +36,7 @@ async def reset_group(
         "to", fields["to"], offset="offset", time="at_ms", shift="shift", cursors="cursors"
     )
     check_unit("at_ms", fields["at_ms"])
+    check_not_ahead(fields["at_ms"], now_ms=environment_of(None).clock.wall_ms())
     if fields["cursors"] is not None:
         fields = {**fields, "cursors": convert_mapping("cursors", fields["cursors"])}
     if fields["to"] != ResetTo.SHIFT or fields["dry_run"]:

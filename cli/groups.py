@@ -46,7 +46,34 @@ EQUIVALENTS = {
 """Commands that other systems have, or that users expect, with ours."""
 
 
-class Command(click.Command):
+class _SingleValues(click.Command):
+    """A command that refuses a repeated option, unless the option takes a list."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line. Raises UsageError if an option with one value is repeated, of
+        which click would use only the last one.
+        """
+        if not ctx.resilient_parsing:
+            _, _, given = self.make_parser(ctx).parse_args(list(args))
+            _refuse_repeated(given, ctx)
+        return super().parse_args(ctx, args)
+
+
+def _refuse_repeated(given: Iterable[click.Parameter], ctx: click.Context) -> None:
+    """Raise UsageError if `given`, the parameters of a command line, has one twice that takes one
+    value. A repeated flag says nothing new.
+    """
+    seen = set[str | None]()
+    for param in given:
+        if not isinstance(param, click.Option) or param.multiple or param.is_flag:
+            continue
+        if param.name in seen:
+            name = max(param.opts, key=len)
+            ctx.fail(f"{name} is given twice: it takes one value.")
+        seen.add(param.name)
+
+
+class Command(_SingleValues):
     """
     A command whose help also has a line for each argument.
 
@@ -70,20 +97,6 @@ class Command(click.Command):
             Fields.of(getattr(import_module(module, __package__), name)) for module, name in kinds
         )
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments. Raises UsageError if an option that has one value is given twice,
-        because all values but the last would be ignored.
-        """
-        if not ctx.resilient_parsing:
-            _, _, in_order = self.make_parser(ctx).parse_args(args=list(args))
-            seen: set[click.Parameter] = set()
-            for param in in_order:
-                if isinstance(param, click.Option) and not (param.multiple or param.is_flag):
-                    if param in seen:
-                        raise click.UsageError(f"{param.opts[-1]} takes one value, not two", ctx)
-                    seen.add(param)
-        return super().parse_args(ctx, args)
-
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, unless a template of --output names a field that it does not show.
         Raises ConfigError.
@@ -106,7 +119,7 @@ class Command(click.Command):
         super().format_options(ctx, formatter)
 
 
-class CommandGroup(click.Group):
+class CommandGroup(_SingleValues, click.Group):
     """A group of commands, kept in the order in which they were added."""
 
     def __init__(self, name: str | None = None, help_text: str = "", **settings: Any) -> None:

@@ -28,6 +28,8 @@ ESCAPED_RULE = (
 )
 UNREADABLE_URL = f"its port is not a number; {ESCAPED_RULE}"
 PORT_MAX = 65_535
+_BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
 _AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:/?@\[\]]*)(:\d*)?(,[^/?@]*)?")
 _BARE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 LISTED_MAX = 10
@@ -70,6 +72,14 @@ def listed(items: Iterable[object], total: int | None = None) -> str:
 def format_seconds(ms: int) -> str:
     """Format milliseconds as seconds, with one decimal below ten seconds."""
     return f"{ms / 1000:.1f} s" if ms < 10_000 else f"{ms // 1000} s"
+
+
+def format_time(time_ms: int) -> str:
+    """Format a time as ISO 8601 in UTC; as a number if it is outside the range of datetime."""
+    try:
+        return (_BEGIN + time_ms * _MS).isoformat(timespec="milliseconds")
+    except OverflowError:
+        return f"{time_ms:.3g} ms" if abs(time_ms) < 10**300 else "a meaningless number"
 
 
 def key_digest(order_key: bytes) -> str:
@@ -172,12 +182,3 @@ def is_not_a_time(given: object) -> bool:
     not equal to itself.
     """
     return given != given  # noqa: PLR0124
-
-
-def format_time(time_ms: int) -> str:
-    """Format a time as ISO 8601 in UTC; as a number if it is outside the range of datetime."""
-    try:
-        time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)
-    except OverflowError:
-        return f"{time_ms:.3g} ms" if abs(time_ms) < 10**300 else "a meaningless number"
-    return time.isoformat(timespec="milliseconds")

@@ -368,6 +368,7 @@ class VirtualCluster:
 
         Raises:
             StoryError: the condition did not become true in time.
+            Any error of `condition`, which is not called again.
             InvalidRequestError: `condition` is not a function, or a time is not a number of
                 seconds.
         """
@@ -413,12 +414,24 @@ class VirtualCluster:
             return [message async for message in reader]
 
     async def lag(self, subject: str, group: str) -> int:
-        """Return the number of messages that a group has not acked yet; see `Admin.lag`."""
+        """
+        Return the number of messages that a group has not acked yet; see `Admin.lag`.
+
+        Raises:
+            GroupUnknownError: no consumer of the group has joined yet. Open the consumer, or create
+                the group, first.
+        """
         async with Admin(self.address) as admin:
             return await admin.lag(subject, group)
 
     async def parked(self, subject: str, group: str) -> list[ParkedKeyView]:
-        """Return the keys that a group has set aside; see `Admin.parked`."""
+        """
+        Return the keys that a group has set aside; see `Admin.parked`.
+
+        Raises:
+            GroupUnknownError: no consumer of the group has joined yet. Open the consumer, or create
+                the group, first.
+        """
         async with Admin(self.address) as admin:
             return [view async for view in admin.parked(subject, group)]
 

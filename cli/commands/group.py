@@ -387,18 +387,13 @@ def count_skipped(planned: GroupReset) -> int:
     )
 
 
-CLOCK_SKEW_MS = 60_000
-"""How far a broker's clock may be ahead of this machine's, in milliseconds."""
-
-
 def parse_target(to: str, *, now_ms: int) -> tuple[ResetTo, int | None, int | None]:
     """
     Parse a position. Return its kind, its offset if it is one, and the time in milliseconds since
     1970 if it is a time or an age.
 
     Raises:
-        ConfigError: the text is not a keyword, an offset, an age or a time, or the time is in the
-            future.
+        ConfigError: the text is not a keyword, an offset, an age or a time.
     """
     if to in {ResetTo.EARLIEST, ResetTo.LATEST}:
         return ResetTo(to), None, None
@@ -409,18 +404,12 @@ def parse_target(to: str, *, now_ms: int) -> tuple[ResetTo, int | None, int | No
     if ago is not None:
         return ResetTo.TIME, None, max(now_ms - ago, 0)
     try:
-        at_ms = parse_time(to)
+        return ResetTo.TIME, None, parse_time(to)
     except ConfigError:
         raise ConfigError(
             f"{to[:80]!r} is not a position: give earliest, latest, an offset, how long ago, "
             "such as -1h, or a time, such as 2024-05-31T12:00:00"
         ) from None
-    if at_ms > now_ms + CLOCK_SKEW_MS:
-        raise ConfigError(
-            f"{to} is in the future: a group begins at messages that are stored; give latest to "
-            "begin behind all of them"
-        )
-    return ResetTo.TIME, None, at_ms
 
 
 def _show_reset(reset: GroupReset, *, title: str, dry_run: bool) -> None:

@@ -578,6 +578,8 @@ def _lock_or_create_group(
         raise ConflictError(
             Reason.GROUP_STRATEGY,
             f"group {request.group!r} is {group.strategy}, but this consumer is {request.strategy}",
+            subject=request.subject,
+            group=request.group,
             stored=group.strategy,
             asked=request.strategy.value,
         )

@@ -20,6 +20,8 @@ _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 """Matches a name that does not need quotes in a shell."""
 _OF_A_SUBJECT = re.compile(r"(keylane subject (?:create|describe|operations|queues|grow)) NAME\b")
 """Matches the commands in hints in which NAME stands for the error's subject."""
+_OF_A_GROUP = " SUBJECT GROUP"
+"""Stands in commands in hints for the error's subject and consumer group."""
 _PARTS = frozenset({"reason", "code", "retry", "details", "fate", "hint"})
 """The attributes that are set by `_rebuild`. All others are notes, or were set by the program."""
 
@@ -137,13 +139,21 @@ KIND_BY_CODE[KeylaneError.code] = KeylaneError
 
 
 def format_hint(kind: type[KeylaneError] | Reason, details: dict[str, Any]) -> str:
-    """Return the hint of a class or a reason, with the subject in `details` filled into its
-    commands.
+    """Return the hint of a class or a reason, with the subject and the group in `details` filled
+    into its commands.
     """
-    subject = details.get("subject")
-    if " NAME" in kind.hint and isinstance(subject, str) and _PLAIN.fullmatch(subject):
-        return _OF_A_SUBJECT.sub(rf"\1 {subject}", kind.hint)
-    return kind.hint
+    hint = kind.hint
+    if " NAME" in hint and _is_plain(subject := details.get("subject")):
+        hint = _OF_A_SUBJECT.sub(rf"\1 {subject}", hint)
+    if _OF_A_GROUP in hint:
+        names = details.get("subject"), details.get("group")
+        if all(map(_is_plain, names)):
+            hint = hint.replace(_OF_A_GROUP, " {} {}".format(*names))
+    return hint
+
+
+def _is_plain(name: object) -> bool:
+    return isinstance(name, str) and _PLAIN.fullmatch(name) is not None
 
 
 def create_error(kind: type[K], reason: Reason | None, message: str, details: dict[str, Any]) -> K:

@@ -32,8 +32,9 @@ class HandlerTypeError(ConfigError, TypeError):
     code = 1010
     summary = "not a handler"
     hint = (
-        "Give a function that takes one message and does its work when called or awaited: not a "
-        "generator, no yield."
+        "Give a def or async def of one message as handler=, or of one list of messages as "
+        "batch_handler=, without yield. Its return acks; to have messages retried, it raises "
+        "keylane.Retry or returns keylane.NACK. Other results are ignored."
     )
 
 
@@ -112,6 +113,8 @@ class UsageError(RefusedError):
     """The number of unacked messages of the other task; None if that task is waiting for a
     message.
     """
+    subject = Detail(str)
+    group = Detail(str)
 
 
 class MessageTooLargeError(RefusedError):

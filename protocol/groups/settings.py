@@ -82,7 +82,7 @@ class GroupStart(Struct, frozen=True, kw_only=True):
         if self.at_ms is None:
             return self.at.value
         time = format_time(self.at_ms)
-        return f"the end of the backfill planned {time}" if self.at is StartAt.CURSORS else time
+        return f"the end of the backfill planned at {time}" if self.at is StartAt.CURSORS else time
 
 
 class GroupPolicy(Struct, frozen=True, kw_only=True):

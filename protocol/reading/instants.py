@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from ..errors import ConfigError, InvalidRequestError
 from ..groups import GroupStart, StartAt
-from ..text import is_not_a_time
+from ..text import format_time, is_not_a_time
 
 _AGO = re.compile(r"-([0-9]{1,9})(ms|s|m|h|d|w)")
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
@@ -18,6 +18,10 @@ GroupStartOption = str | datetime | timedelta
 SKEW_MS = 1_000
 """How far an instant may be in the future, because the clocks of a cluster differ, in milliseconds.
 It then counts as now.
+"""
+AHEAD_MS_MAX = 60_000
+"""How far `at_ms` of a group's start or reset may be in the future, in milliseconds: it may be the
+time of a message that was stored by a broker whose clock is ahead.
 """
 
 SECONDS = range(1_000_000_000, 100_000_000_000)
@@ -48,6 +52,25 @@ def check_unit(name: str, at_ms: object) -> None:
             f"{name} is milliseconds since 1970, and {at_ms} is after the year 5137: are these "
             f"micro- or nanoseconds?"
         )
+
+
+def check_not_ahead(at_ms: object, *, now_ms: int) -> None:
+    """
+    Check that the instant at which a group starts, or to which it is reset, is not in the future.
+    Values that are not ints are ignored.
+
+    Raises:
+        InvalidRequestError: the instant is more than AHEAD_MS_MAX after `now_ms`, the current time
+            by the caller's wall clock; the hint names the alternative.
+    """
+    if type(at_ms) is not int or at_ms <= now_ms + AHEAD_MS_MAX:
+        return
+    error = InvalidRequestError(
+        f"{format_time(at_ms)} is in the future, as now is {format_time(now_ms)}: messages are "
+        f"found by a time in the past"
+    )
+    error.hint = "Give 'latest' to get only messages that are sent from now on."
+    raise error
 
 
 def since_1970_ms(at: datetime) -> int:

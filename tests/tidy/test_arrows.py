@@ -108,6 +108,7 @@ HOME_OF: dict[str, list[str]] = {
         *("metaserver/*", "migrations/*", "cli/*", "spark/*"),
         # a time as a program gives it; no clock is asked
         *(
+            "protocol/text.py",
             "protocol/scheduled/deliver_at.py",
             "protocol/text.py",
             "arrow/reading.py",

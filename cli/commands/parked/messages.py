@@ -148,13 +148,11 @@ async def skip_parked(
         skipped = 0
         if count:
             description = f"{counted(count, 'message')} of {_selection_text(selection)}"
-            question = f"Skip {description}?"
+            question = f"Skip {description}, which no consumer of {group} will handle?"
             require_confirmation(question, yes=options.yes)
             if output is OutputFormat.TABLE:
-                title = f"{description}: no consumer of {group} will handle"
-                if count <= len(preview):
-                    title += " it" if count == 1 else " these"
-                show_table(message_table(title, preview))
+                shown = f" (the first {len(preview)})" * (count > len(preview))
+                show_table(message_table(f"to skip: {description}{shown}", preview))
             confirm(question, yes=options.yes)
             skipped = await admin.skip(subject, group, **selection.arguments, first=first)
     partition_ids = sorted({view.partition_id for view in views})

@@ -262,7 +262,10 @@ async def test_commands_show_redrive_and_skip(shared_cluster: Cluster):
 
         refused = run_keylane("parked", "skip", *where, "--key", "b", "--meta", shared_cluster.meta)
         assert (refused.returncode, refused.stdout) == (1, "")  # nothing that sounds like a skip
-        assert "Skip 1 message of b? This is not a terminal: pass --yes" in refused.stderr
+        assert (
+            "Skip 1 message of b, which no consumer of g will handle? This is not a terminal: pass "
+            "--yes" in refused.stderr
+        )
         assert "--yes" in keylane(shared_cluster, "redrive", *where, "--all-keys", status=1)
         for words in (("redrive", *where, "--all-keys"), ("skip", *where, "--key", "b")):
             with at_terminal("parked", *words, "--meta", shared_cluster.meta) as terminal:
@@ -285,6 +288,12 @@ async def test_commands_show_redrive_and_skip(shared_cluster: Cluster):
         assert json.loads(said) == {"partition_ids": [number], "skipped": 1}
         said = keylane(shared_cluster, "redrive", *where, "--key", "b")
         assert "b: 3 messages redriven" in said
+        busy = run_keylane(
+            *("parked", "skip", *where, "--key", "b", "--yes", "--meta", shared_cluster.meta)
+        )
+        assert "to skip: 1 message of b" in busy.stdout
+        assert "will handle" not in busy.stdout, "nothing is skipped"
+        assert (busy.returncode, "BusyError" in busy.stderr) == (1, True)
         said = keylane(shared_cluster, "redrive", *where, "--error", "ValueError", "--yes")
         assert "8 messages of 2 keys redriven" in said
         assert "nothing to redrive" in keylane(

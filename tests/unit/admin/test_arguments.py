@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 
 import numpy as np
 import pytest
 
 from keylane import Admin
+from keylane.admin import GroupStart, StartAt
 from keylane.admin.arguments import (
+    build_group_start,
     check_position_keyword,
     convert_argument,
     convert_mapping,
@@ -16,7 +18,7 @@ from keylane.admin.arguments import (
 )
 from keylane.admin.group_resets import reset_group
 from keylane.protocol.control import DeleteGroup, DeleteSubject, SwitchGroup
-from keylane.protocol.errors import InvalidRequestError
+from keylane.protocol.errors import ConfigError, InvalidRequestError
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.progress import GroupReset, ResetGroup
 from keylane.protocol.routing import ConsumeStrategy
@@ -82,8 +84,6 @@ RESETS = {"offset": "offset", "time": "at_ms", "shift": "shift", "cursors": "cur
         (86, RESETS, "to='offset', offset=86"),
         ("86", RESETS, "to='offset', offset=86"),
         (datetime(2026, 1, 1, tzinfo=UTC), RESETS, "to='time', at_ms=milliseconds since 1970"),
-        ("-1h", RESETS, "to='time', at_ms=milliseconds since 1970"),
-        ("2026-01-01T00:00:00", RESETS, "to='time', at_ms=milliseconds since 1970"),
         ({1: 2}, RESETS, "to='cursors', cursors={1: 2}"),
         (1_700_000_000_000, {"time": "at_ms", "cursors": "cursors"}, "to='time', at_ms=17"),
     ],
@@ -107,3 +107,43 @@ async def test_place_is_refused_when_it_is_given_for_the_word_of_a_reset_or_a_st
     assert "offset=86" in str(told.value.hint)
     with pytest.raises(InvalidRequestError, match="start is one of"):
         await Admin("127.0.0.1:1").create_group("orders", "billing", start={1: 7})  # type: ignore[arg-type]
+
+
+NOW_MS = 1_800_000_000_000
+HOUR_AGO = GroupStart(at=StartAt.TIME, at_ms=NOW_MS - 3_600_000)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "start"),
+    [
+        (("latest", None, None), GroupStart(at=StartAt.LATEST)),
+        (("time", 5, None), GroupStart(at=StartAt.TIME, at_ms=5)),
+        (("cursors", 5, {3: 7}), GroupStart(at=StartAt.CURSORS, at_ms=5, cursors={3: 7})),
+        (("-1h", None, None), HOUR_AGO),
+        (("2027-01-15T07:00:00Z", None, None), HOUR_AGO),
+        ((timedelta(hours=-1), None, None), HOUR_AGO),
+        ((datetime(2027, 1, 15, 7, tzinfo=UTC), None, None), HOUR_AGO),
+    ],
+)
+def test_start_of_a_group_is_built_from_a_keyword_or_an_instant(arguments, start):
+    assert build_group_start(*arguments, now_ms=NOW_MS) == start
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        (("newest", None, None), ConfigError, "such as -1h.*'earliest' or 'latest'"),
+        (("1h", None, None), ConfigError, "such as -1h.*'earliest' or 'latest'"),
+        (("2099-01-01T00:00:00Z", None, None), ConfigError, "in the future"),
+        ((datetime(2027, 1, 1), None, None), ConfigError, "no time zone"),
+        (("-1h", 5, None), InvalidRequestError, "start=-1h goes without at_ms= and cursors="),
+        (("-1h", None, {3: 7}), InvalidRequestError, "goes without at_ms= and cursors="),
+        (("time", 1.5, None), InvalidRequestError, "at_ms"),
+        (("cursors", 5, {3: -1}), InvalidRequestError, "cursors"),
+        ((None, None, None), InvalidRequestError, "start"),
+        ((b"latest", None, None), ConfigError, "start must be"),
+    ],
+)
+def test_start_of_a_group_is_refused_with_what_is_accepted(arguments, kind, text):
+    with pytest.raises(kind, match=text):
+        build_group_start(*arguments, now_ms=NOW_MS)

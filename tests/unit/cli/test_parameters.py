@@ -117,6 +117,32 @@ def test_command_is_refused_when_a_value_is_wrong(words, message):
     assert message in " ".join(done.output.split())
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("paint", "w", "--layers", "1", "--layers", "2"),
+        ("paint", "w", "--layers=2", "--layers=2"),
+        ("paint", "--layers", "1", "w", "--layers", "2", "--layers", "3"),
+    ],
+)
+def test_option_is_refused_when_it_is_given_twice_and_takes_one_value(words: tuple[str, ...]):
+    """The first one was left out without a word."""
+    done = ran(*words)
+    assert done.exit_code == 2
+    assert "Error: --layers is given twice: it takes one value." in done.output
+
+
+def test_option_of_two_names_is_one_option_when_both_are_given():
+    with pytest.raises(click.UsageError, match="--profile is given twice: it takes one value"):
+        keylane_app.main(["-p", "a", "--profile", "b", "subject", "list"], standalone_mode=False)
+
+
+def test_option_is_accepted_when_it_is_a_repeated_flag_or_comes_after_the_last_option():
+    assert ran("paint", "w", "--dry", "--dry").exit_code == 0
+    assert ran("paint", "w", "--layers", "2", "--", "3").exit_code == 0
+    assert (seen["layers"], seen["rest"]) == (2, [3])
+
+
 def test_help_shows_arguments_ranges_defaults_and_variables():
     text = " ".join(ran("paint", "--help").output.split())
     for part in (
@@ -179,18 +205,3 @@ def test_command_gets_the_context_when_it_asks_for_it():
         print(context.args)
 
     assert CliRunner().invoke(app, ["work", "--further", "1"]).output == "['--further', '1']\n"
-
-
-@pytest.mark.parametrize(
-    "given", [["--layers", "3", "--layers", "4"], ["--layers=3", "--layers=3"]]
-)
-def test_option_with_one_value_is_refused_when_it_is_given_twice(given: list[str]):
-    """All values but the last would be ignored."""
-    result = CliRunner().invoke(_app(), ["paint", "wall", *given])
-    assert result.exit_code == 2
-    assert "--layers takes one value, not two" in result.output
-
-
-def test_options_may_be_repeated_that_are_lists_or_flags():
-    given = ["paint", "wall", "-t", "a", "--tag", "b", "--dry", "--wet"]
-    assert CliRunner().invoke(_app(), given).exit_code == 0

@@ -16,6 +16,7 @@ from keylane.protocol.control import ErrorBody
 from keylane.protocol.errors import (
     HINT_CHARS_MAX,
     TEXT_CHARS_MAX,
+    ConflictError,
     DeliveryError,
     Fate,
     FencedError,
@@ -30,6 +31,7 @@ from keylane.protocol.errors import (
     StaleRouteError,
     SubjectDeletedError,
     SubjectUnknownError,
+    UsageError,
     error_from_wire,
 )
 from keylane.protocol.frames import (
@@ -322,3 +324,25 @@ def test_hint_names_the_subject_when_it_is_a_name(subject, command):
     assert command in SubjectUnknownError(subject=subject).hint
     assert "subject create NAME" in SubjectUnknownError("no detail").hint
     assert "create SUBJECT NAME" in GroupUnknownError(subject=subject, group="g").hint
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        ({"subject": "orders", "group": "billing"}, "orders billing"),
+        ({"subject": "orders"}, "SUBJECT GROUP"),
+        ({"subject": "orders", "group": "a; b"}, "SUBJECT GROUP"),
+        ({}, "SUBJECT GROUP"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("kind", "reason", "command"),
+    [
+        (UsageError, Reason.SEEK_IN_GROUP, "keylane group reset {} --to"),
+        (ConflictError, Reason.GROUP_STRATEGY, "keylane group switch {} STRATEGY"),
+    ],
+)
+def test_hint_names_the_subject_and_the_group_when_both_are_names(
+    kind, reason, command, names, shown
+):
+    assert command.format(shown) in kind(reason, "no", **names).hint

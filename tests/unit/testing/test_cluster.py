@@ -12,6 +12,7 @@ import unittest
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,13 @@ from keylane import (
 from keylane.admin import Admin
 from keylane.cli.main import app
 from keylane.consumer.dispatch.workers import WorkerPool
-from keylane.errors import ConfigError, InvalidRequestError, Reason, StoryError
+from keylane.errors import (
+    ConfigError,
+    GroupUnknownError,
+    InvalidRequestError,
+    Reason,
+    StoryError,
+)
 from keylane.outbox import Outbox, create_tables
 from keylane.protocol.address import parse_address
 from keylane.sync import Producer as SyncProducer
@@ -507,6 +514,34 @@ async def test_until_refuses_times_that_are_no_seconds(
         await keylane_cluster.until(lambda: True, **given)
     with pytest.raises(InvalidRequestError, match="until takes a function"):
         await keylane_cluster.until(True)  # type: ignore[arg-type]  # that is the test
+
+
+async def test_until_ends_with_the_error_of_its_condition_when_the_group_does_not_exist(
+    keylane_cluster: VirtualCluster,
+):
+    await keylane_cluster.create_subject("orders")
+    for look in (keylane_cluster.parked, keylane_cluster.lag):
+        with pytest.raises(GroupUnknownError):
+            await keylane_cluster.until(partial(look, "orders", "billing"))
+    async with Admin(keylane_cluster.address) as admin:
+        await admin.create_group("orders", "billing")
+    assert await keylane_cluster.parked("orders", "billing") == []
+    assert await keylane_cluster.lag("orders", "billing") == 0
+
+
+async def test_group_is_neither_made_nor_reset_when_its_time_is_ahead_in_virtual_time(
+    keylane_cluster: VirtualCluster,
+):
+    """An admin client reads the calendar of the cluster, which is not that of the machine."""
+    await keylane_cluster.create_subject("orders")
+    await asyncio.sleep(600)
+    now = keylane_cluster.now()
+    async with Admin(keylane_cluster.address) as admin:
+        await admin.create_group("orders", "billing", start=now)
+        now_ms = int(now.timestamp() * 1_000)
+        await admin.reset_group("orders", "billing", "time", at_ms=now_ms)
+        with pytest.raises(InvalidRequestError, match="in the future"):
+            await admin.reset_group("orders", "billing", "time", at_ms=now_ms + 90_000)
 
 
 def test_limits_may_be_infinite_and_no_number_larger_than_every_float():

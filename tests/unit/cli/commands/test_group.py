@@ -75,6 +75,20 @@ def test_group_is_not_created_at_an_offset():
         app(words, prog_name="keylane", standalone_mode=False)
 
 
+@pytest.mark.parametrize(
+    "words", [("create", "s", "g", "--start"), ("reset", "s", "g", "--live", "--yes", "--to")]
+)
+def test_group_is_neither_made_nor_reset_when_its_time_is_ahead(
+    words: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+):
+    """It is refused before anything is asked; a mistyped year skipped all messages."""
+    line = ["group", *words, "2099-01-01T00:00:00", "--meta", "127.0.0.1:1"]
+    assert app(line, prog_name="keylane", standalone_mode=False) == 1
+    told = capfd.readouterr().err
+    assert "2099-01-01T00:00:00.000+00:00 is in the future" in told
+    assert "Give 'latest'" in told
+
+
 def test_set_without_an_option_is_refused():
     """It would change nothing."""
     words = ["group", "set", "s", "g", "--meta", "127.0.0.1:1"]

@@ -62,7 +62,7 @@ def test_first_join_decides_the_strategy(rows: Rows, first: ConsumeStrategy):
     """A join with another strategy is refused and changes nothing; the error has the stored one."""
     join(rows, A, first)
     other = SHARED if first is EXCLUSIVE else EXCLUSIVE
-    with raises(Reason.GROUP_STRATEGY, match="keylane group switch") as refused:
+    with raises(Reason.GROUP_STRATEGY, match="keylane group switch s g STRATEGY") as refused:
         join(rows, B, other)
     assert (refused.value.stored, refused.value.asked) == (first.value, other.value)
     assert [

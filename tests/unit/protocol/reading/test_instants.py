@@ -11,6 +11,7 @@ from keylane import Admin, InvalidRequestError, QueueReader
 from keylane.admin import GroupStart, StartAt
 from keylane.errors import ConfigError
 from keylane.protocol.reading.instants import (
+    check_not_ahead,
     check_unit,
     group_start,
     parse_ago_ms,
@@ -154,3 +155,22 @@ async def test_group_is_neither_reset_nor_made_by_an_instant_in_another_unit(at_
     async with QueueReader("127.0.0.1:1", subject="ledger") as reader:
         with pytest.raises(InvalidRequestError, match="at_ms is milliseconds since 1970"):
             await reader.offset_at(0, at_ms)
+
+
+@pytest.mark.parametrize("at_ms", [0, NOW_MS, NOW_MS + 60_000, None, "x", True])
+def test_instant_passes_when_it_is_at_most_a_minute_ahead(at_ms: object):
+    check_not_ahead(at_ms, now_ms=NOW_MS)
+
+
+async def test_group_is_neither_reset_nor_made_by_an_instant_that_is_ahead():
+    """A mistyped year had a group skip all messages."""
+    async with Admin("127.0.0.1:1") as admin:
+        for call in (
+            admin.reset_group("orders", "billing", "time", at_ms=4_070_908_800_000, live=True),
+            admin.reset_group("orders", "billing", "time", at_ms=4_070_908_800_000, dry_run=True),
+            admin.create_group("orders", "billing", start="time", at_ms=4_070_908_800_000),
+        ):
+            with pytest.raises(InvalidRequestError, match="2099-01-01T00:00:00") as refused:
+                await call
+            assert "is in the future" in refused.value.message
+            assert "'latest'" in refused.value.hint
