@@ -773,6 +773,8 @@ class Consumer(LoopBoundClient, Generic[V]):
         raise UsageError(
             Reason.SEEK_IN_GROUP,
             f"seek on a consumer of {subject} in group {group}: only acks move its cursor",
+            subject=subject,
+            group=group,
         )
 
     # ── messages without a handler ────────────────────────────────────────────────────────────────
@@ -795,9 +797,9 @@ class Consumer(LoopBoundClient, Generic[V]):
             in time.
 
         Raises:
-            UsageError: another task waits for messages, or the consumer has delivered messages in
-                another way since it was opened, for example by `async for`.
-            ClosedError: the consumer is not open, was closed in the meantime, or has a handler.
+            UsageError: another task waits for messages, or the consumer has a handler or has
+                delivered messages in another way since it was opened, for example by `async for`.
+            ClosedError: the consumer is not open, or was closed in the meantime.
             InvalidRequestError: an argument is out of range; nothing was taken.
             KeylaneError: an error ended the consumer.
         """
@@ -898,17 +900,13 @@ class Consumer(LoopBoundClient, Generic[V]):
 
     @property
     def _loop(self) -> LoopDispatch:
-        """
-        What delivers messages to the program.
-
-        Raises:
-            UsageError: the consumer has a handler, which gets the messages.
-            ClosedError: the consumer was never open.
-        """
+        """The same. Raises UsageError or ClosedError in place of None."""
         if (loop := self._last_loop) is not None:
             return loop
-        if self._last_opening is not None or self._consumer_set is not None:
-            raise UsageError(Reason.MIXED_USE, "the messages go to the consumer's handler")
+        if any(member._options.handlers.any_handler is not None for member in self._members):
+            raise UsageError(
+                Reason.MIXED_USE, "the messages of this consumer are taken by its handler"
+            )
         raise ClosedError("the consumer is not open")
 
     @property
@@ -933,9 +931,9 @@ class Consumer(LoopBoundClient, Generic[V]):
 
         Raises:
             StopAsyncIteration: the consumer is closed.
-            UsageError: another task waits for a message or has one that is not acked, or the
-                consumer is open in another process or event loop.
-            ClosedError: the consumer was never opened, or has a handler.
+            UsageError: another task waits for a message or has one that is not acked, the consumer
+                has a handler, or it is open in another process or event loop.
+            ClosedError: the consumer was never opened.
             KeylaneError: an error ended the consumer.
         """
         self._loop_binding.check_thread()

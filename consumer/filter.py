@@ -12,17 +12,16 @@ Invariant
 
 from __future__ import annotations
 
-import dis
-import inspect
 from collections.abc import Callable, Collection, Mapping
 from hashlib import blake2b
-from types import CodeType, FunctionType, MethodType
+from types import CodeType
 from typing import Any
 
 from ..protocol.errors import ConfigError, CorruptBatchError, FilterError
 from ..protocol.limits import FILTER_CHARS_MAX, TAG_BYTES_MAX, TAGS_WANTED_MAX
 from ..protocol.message import Message
 from ..protocol.text import collect_items
+from .predicate import call_predicate, check_predicate
 from .settings import Filter, PropertyFilter
 
 _TEXT_CHARS_MAX = FILTER_CHARS_MAX - 40
@@ -37,8 +36,8 @@ class MessageFilter:
         wanted: the required property values, or a synchronous predicate; None: no condition.
 
     Raises:
-        ConfigError: no message can have such a tag or property, or the predicate is not a
-            synchronous function.
+        ConfigError: no message can have such a tag or property, or the predicate cannot accept
+            a message, see `check_predicate`.
     """
 
     __slots__ = ("_predicate", "_properties", "_tag_bytes", "tags", "text")
@@ -52,7 +51,9 @@ class MessageFilter:
         if isinstance(wanted, Mapping):
             self._properties = _check_properties(wanted)
         elif wanted is not None:
-            check_predicate(wanted, "filter is a function of a message, or a dict of properties")
+            check_predicate(
+                wanted, "filter is a plain function of a message, or a dict of properties"
+            )
             self._predicate = wanted
         self.text = self._describe()
         """The filter's identity in comparisons: equal for filters that reject the same messages, as
@@ -175,84 +176,6 @@ def _check_properties(properties: PropertyFilter) -> dict[str, str | bytes]:
     if not properties:
         raise ConfigError("filter={} names no property: leave it out to get every message")
     return dict(properties)
-
-
-def check_predicate(predicate: object, wanted: str) -> None:
-    """
-    Check that calling a user's predicate with a message says whether the message is wanted.
-
-    Args:
-        wanted: what the argument is, as the beginning of a sentence.
-
-    Raises:
-        ConfigError: it is not callable, its body does not run when it is called, it does not take
-            one argument, or it never returns a value, so that it would reject every message.
-    """
-    if not callable(predicate):
-        raise ConfigError(f"{wanted}, not {predicate!r:.60}")
-    for is_kind, kind in _DEFERRED_KINDS.items():
-        if is_kind(predicate):
-            raise ConfigError(f"{wanted}; {predicate!r:.60} is {kind}")
-    if _never_returns_a_value(predicate):
-        raise ConfigError(
-            f"{wanted}; {predicate!r:.60} never returns a value, so no message would be wanted"
-        )
-    try:
-        signature = inspect.signature(predicate, follow_wrapped=False)
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(object())
-    except TypeError as error:
-        raise ConfigError(
-            f"{wanted}; {predicate!r:.60} cannot be called with one message: {error}"
-        ) from None
-
-
-_DEFERRED_KINDS: dict[Callable[[object], bool], str] = {
-    inspect.iscoroutinefunction: "async",
-    inspect.isgeneratorfunction: "a generator function",
-    inspect.isasyncgenfunction: "an async generator function",
-}
-"""The kinds of functions that return a truthy object when called, without running their body."""
-
-
-def _never_returns_a_value(function: object) -> bool:
-    """Return True for a Python function that can return only None."""
-    if not isinstance(function, FunctionType | MethodType):
-        return False
-    previous: dis.Instruction | None = None
-    has_return = False
-    for instruction in dis.get_instructions(function):
-        if instruction.opname.startswith("RETURN_"):
-            is_constant = instruction.opname == "RETURN_CONST"
-            loaded = instruction if is_constant else previous
-            if loaded is None or loaded.opname not in {"LOAD_CONST", "RETURN_CONST"}:
-                return False
-            if loaded.argval is not None or (instruction.is_jump_target and not is_constant):
-                return False
-            has_return = True
-        previous = instruction
-    return has_return
-
-
-def call_predicate(
-    predicate: Callable[[Message[Any]], object],
-    message: Message[Any],
-    make_error: Callable[[Message[Any], str], FilterError],
-) -> bool:
-    """Return what a user's predicate says of a message. If it fails or is async, raises what
-    `make_error` makes of the message and the reason.
-    """
-    try:
-        result = predicate(message)
-    except Exception as error:
-        raise make_error(message, f"{type(error).__name__}: {error}") from error
-    if inspect.isawaitable(result):
-        if inspect.iscoroutine(result):
-            result.close()
-        raise make_error(message, "it is async")
-    return bool(result)
 
 
 def _filter_error(message: Message[Any], why: str) -> FilterError:

@@ -800,6 +800,11 @@ class PartitionCalls:
                 task.cancel()
         self.pulls.close()  # after those that wait for room, which would get it
 
+    async def wait_closed(self) -> None:
+        """Wait until the cancelled calls have ended."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
 
 class CallFailures:
     """

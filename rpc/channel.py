@@ -199,26 +199,32 @@ class DataChannel:
                     decode_answer(data)  # raises
         except FrameError as error:
             reason = str(error)
-        finally:
-            reason = (
-                self._broker_reason
-                or self._socket.close_reason
-                or reason
-                or "closed by the other side"
-            )
-            reason = self._close_reason = self._close_reason or reason
+        except GeneratorExit:  # the event loop has ended: nobody waits for a call
             self.closed = True
-            if self._watchdog is not None:
-                self._watchdog.end()
-            text = f"the connection to {self._address} ended: {reason}"
-            pending, self._pending = self._pending, {}
-            self._deadlines.clear()
-            for call in pending.values():
-                call.fail_unanswered(text)
-            if self._timer is not None:
-                self._timer.cancel()
-            if not self._socket.closing:
-                await self._socket.close()
+            raise
+        except BaseException:
+            await self._end("")
+            raise
+        await self._end(reason)
+
+    async def _end(self, reason: str) -> None:
+        """Fail all pending calls, because the connection ended."""
+        reason = (
+            self._broker_reason or self._socket.close_reason or reason or "closed by the other side"
+        )
+        reason = self._close_reason = self._close_reason or reason
+        self.closed = True
+        if self._watchdog is not None:
+            self._watchdog.end()
+        text = f"the connection to {self._address} ended: {reason}"
+        pending, self._pending = self._pending, {}
+        self._deadlines.clear()
+        for call in pending.values():
+            call.fail_unanswered(text)
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._socket.closing:
+            await self._socket.close()
 
     def _extend_deadlines(self, throttled: Throttled) -> None:
         """Extend the deadlines of all pending calls by the wait that the broker has announced."""

@@ -23,7 +23,31 @@ def start_task(work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyn
     would take the first step inside this call, before the caller has stored the task and set the
     state that the task reads.
     """
-    return asyncio.Task(work, loop=asyncio.get_running_loop(), name=name)
+    return PackageTask(work, loop=asyncio.get_running_loop(), name=name)
+
+
+class PackageTask(asyncio.Task[T]):
+    """A task of this package. If it is pending when its event loop has ended, it is dropped without
+    a line of asyncio's: the program has not closed a client, which `unclosed` reports.
+    """
+
+    def __del__(self) -> None:
+        if not self.get_loop().is_running():
+            self._log_destroy_pending = False  # asyncio's own switch, which `gather` uses
+        super().__del__()
+
+
+async def wait_for_cancelled(limit_s: float) -> None:
+    """Wait until the program's tasks that were cancelled have ended, for at most so many seconds.
+    An event loop that ends cancels them together with the tasks of this package.
+    """
+    cancelled = [
+        task
+        for task in asyncio.all_tasks()
+        if task.cancelling() and not isinstance(task, PackageTask)
+    ]
+    if cancelled:
+        await asyncio.wait(cancelled, timeout=limit_s)
 
 
 def start_closing_task(work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:

@@ -15,13 +15,13 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Final, get_origin
 
 from ...protocol.codecs.codec import V
 from ...protocol.errors import HandlerTypeError, InvalidRequestError
 from ...protocol.message import Message
+from ..callables import callables_of
 from ..filter import MessageFilter
 
 Handler = Callable[[Message[V]], Awaitable[Any]] | Callable[[Message[V]], Any]
@@ -73,7 +73,7 @@ def check_handler(handler: object, argument: str = "one message") -> None:
     """
     if not callable(handler):
         raise HandlerTypeError(f"a handler must be a function of {argument}, not {handler!r:.80}")
-    callables = _callables(handler)
+    callables = callables_of(handler)
     if isinstance(callables[0], type) and not issubclass(callables[0], Awaitable | Future):
         raise HandlerTypeError(f"handler {handler!r:.80} is a class: pass an instance")
     for function in callables:
@@ -119,7 +119,7 @@ def is_async(handler: Callable[..., Any]) -> bool:
     """Return True for an `async def`, an object whose `__call__` is one, and a partial of
     either.
     """
-    return any(inspect.iscoroutinefunction(function) for function in _callables(handler))
+    return any(inspect.iscoroutinefunction(function) for function in callables_of(handler))
 
 
 async def await_result(result: object) -> None:
@@ -172,15 +172,6 @@ async def _await_future(future: asyncio.Future[object]) -> object:
             if not future.cancel():
                 raise
     return future.result()
-
-
-def _callables(handler: object) -> tuple[object, object]:
-    """Return the function inside a handler's partials, and that object's `__call__`; a call runs
-    one of the two.
-    """
-    while isinstance(handler, partial):
-        handler = handler.func
-    return handler, getattr(handler, "__call__", None)  # noqa: B004 - an object may define it
 
 
 def _is_coroutine_generator(function: object) -> bool:

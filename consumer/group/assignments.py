@@ -29,7 +29,7 @@ from ...protocol.ids import MAX_I64
 from ...protocol.operations import SubjectHistory
 from ...protocol.routing import ConsumeStrategy
 from ...rpc.connections import Connections
-from ...rpc.race import start_task
+from ...rpc.race import start_task, wait_for_cancelled
 from ..dispatch.loop import LoopDispatch
 from ..dispatch.workers import WorkerPool
 from ..filter import MessageFilter
@@ -49,6 +49,8 @@ CHECK_MS_MAX = 1_000
 """The longest interval, in milliseconds, between checks for lapsed leases, long-running handlers
 and a blocked event loop.
 """
+PROGRAM_END_S = 1.0
+"""How many seconds a consumer waits, when its event loop ends, for the program to close it."""
 IDLE_CHECKS_PER_TTL = 10
 """The number of checks per ttl while no handler has a message, if that is less often than
 CHECK_MS_MAX requires, so that many idle consumers cost little. A measured stall may then be too
@@ -186,7 +188,7 @@ class Assignments:
 
     def start(self) -> None:
         """Start watching for lapsed leases and unreachable brokers."""
-        self._watch_task = start_task(self._watch_deadline(), name="lease deadline")
+        self._watch_task = start_task(self._watch(), name="lease deadline")
 
     @property
     def clients(self) -> list[SessionShell]:
@@ -425,6 +427,21 @@ class Assignments:
         self._reachability = None
 
     # ── leases that end, and why ──────────────────────────────────────────────────────────────────
+    async def _watch(self) -> None:
+        """Watch the leases; if the event loop ends first, abandon all partitions, so that none
+        begins a call that nobody would wait for.
+        """
+        try:
+            await self._watch_deadline()
+        except asyncio.CancelledError:
+            if not self._held.is_closing:
+                await wait_for_cancelled(PROGRAM_END_S)  # one of them may close the consumer
+            if not self._held.is_closing:
+                for client in (*self.clients, *self.handing_over):
+                    client.abandon()
+                    await client.calls.wait_closed()
+            raise
+
     async def _watch_deadline(self) -> None:
         """End clients whose lease has lapsed, which cancels their handlers; log stalls and lost
         partitions.

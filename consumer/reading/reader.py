@@ -44,7 +44,8 @@ from ...rpc.connections import Connections, clean_up, gather_limited
 from ...rpc.environment import Environment, environment_of
 from ...rpc.loop_binding import LoopBoundClient
 from ..decode import read_messages
-from ..filter import MessageFilter, call_predicate, check_predicate
+from ..filter import MessageFilter
+from ..predicate import call_predicate, check_predicate
 from .bounds import (
     Bound,
     BoundKind,
@@ -78,7 +79,7 @@ def check_arguments(
     if partition is not None and not is_within(partition, 1, 2**63 - 1):
         raise ConfigError(f"partition must be a partition id, 1 or higher, not {partition!r:.40}")
     if where is not None:
-        check_predicate(where, "where must be a synchronous function of a message")
+        check_predicate(where, "where is a plain function of a message")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import pytest
 from keylane import Consumer, ConsumerSettings, Message
 from keylane.errors import ConfigError
 from keylane.protocol.control import Done, Grants, Joined
-from keylane.protocol.errors import ClosedError, HandlerTypeError
+from keylane.protocol.errors import ClosedError, HandlerTypeError, Reason, UsageError
 from keylane.rpc.environment import Environment
 from keylane.rpc.network import Network
 
@@ -268,3 +268,18 @@ async def test_consumer_opens_again_when_the_system_gave_too_few_threads(
     left = 9
     async with consumer:
         assert repr(consumer).endswith("open>")
+
+
+@pytest.mark.parametrize("several", [False, True])
+async def test_consumer_refuses_to_give_out_messages_when_it_has_a_handler(several: bool):
+    """The error says that the handler takes them, and not that the consumer is closed."""
+    consumer = consumer_on(SlowMetaserver(), several=several)
+    async with consumer:
+        for take in (
+            lambda: consumer.getmany(timeout_ms=0),
+            lambda: anext(consumer),
+            lambda: anext(aiter(consumer)),
+        ):
+            with pytest.raises(UsageError, match="taken by its handler") as refused:
+                await take()
+            assert refused.value.reason is Reason.MIXED_USE

@@ -83,62 +83,6 @@ def test_filter_is_refused_that_cannot_work(wanted: Any):
         MessageFilter(wanted=wanted)
 
 
-def forgets_return(message: Message) -> None:
-    if message.key:
-        message.value.startswith(b"big")
-        return
-    wants_big(message)
-
-
-def may_return(message: Message) -> bool | None:
-    if message.key:
-        return None
-    return message.value == b"v" or None
-
-
-def generates(message: Message) -> Any:
-    yield message
-
-
-class Wanting:
-    def forgets(self, message: Message) -> None:
-        message.value.startswith(b"big")
-
-    def wants(self, message: Message) -> object:
-        return message.value or None
-
-
-@pytest.mark.parametrize("wanted", [forgets_return, Wanting().forgets, lambda message: None])
-def test_function_is_refused_that_never_returns_a_value(wanted: Any):
-    """It would reject every message, and each would be acked without a handler."""
-    with pytest.raises(ConfigError, match="never returns a value"):
-        MessageFilter(wanted=wanted)
-
-
-@pytest.mark.parametrize(
-    "wanted",
-    [
-        may_return,
-        fails,
-        partial(forgets_return),
-        Wanting().wants,
-        lambda message: message.properties.get("country"),
-        lambda message: message.value or None,
-        bool,
-    ],
-)
-def test_function_is_accepted_that_may_return_a_value(wanted: Any):
-    MessageFilter(wanted=wanted)
-
-
-@pytest.mark.parametrize(
-    "wanted", [lambda: True, lambda _one, _two: True, generates, Wanting.wants]
-)
-def test_function_is_refused_that_cannot_be_called_with_a_message(wanted: Any):
-    with pytest.raises(ConfigError, match=r"cannot be called with one message|generator"):
-        MessageFilter(wanted=wanted)
-
-
 def test_text_is_the_same_for_the_same_filter():
     """Members of a group are compared by it: order does not matter, and long texts remain
     different.

@@ -241,3 +241,32 @@ async def test_shielded_work_raises_its_error_when_it_is_awaited():
 
     with pytest.raises(ValueError, match="no"):
         await shield(fail())
+
+
+def destroyed(*, in_running_loop: bool) -> list[str]:
+    """What an event loop's handler of exceptions says of a pending task that is destroyed."""
+    said: list[str] = []
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda _loop, context: said.append(context["message"]))
+
+    async def drop() -> None:
+        future = loop.create_future()
+        task = start_task(asyncio.wait_for(future, None))
+        await asyncio.sleep(0)
+        if not in_running_loop:
+            kept.append(task)
+        del task, future
+        gc.collect()
+
+    kept: list[Any] = []
+    loop.run_until_complete(drop())
+    loop.close()
+    kept.clear()
+    gc.collect()
+    return said
+
+
+def test_task_is_dropped_in_silence_when_its_event_loop_has_ended():
+    """A client that was not closed is reported by itself; a lost task of a running loop is not."""
+    assert destroyed(in_running_loop=False) == []
+    assert destroyed(in_running_loop=True) == ["Task was destroyed but it is pending!"]

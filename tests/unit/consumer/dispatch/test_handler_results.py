@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
 import types
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,8 +15,9 @@ from typing import Any
 
 import pytest
 
+import keylane
 from keylane import Consumer
-from keylane.consumer.dispatch.handlers import is_async
+from keylane.consumer.dispatch.handlers import check_handler, is_async
 from keylane.protocol.errors import ConfigError, HandlerTypeError
 from keylane.protocol.message import Message
 from support.cluster import eventually
@@ -431,3 +433,16 @@ def test_handler_is_refused_when_its_decorator_takes_two_arguments():
 
     with pytest.raises(HandlerTypeError, match="cannot be called with one message"):
         Consumer("127.0.0.1:1", subject="s", group="g", handler=wrapper)
+
+
+def test_hint_says_what_handlers_take_and_return_when_one_is_refused():
+    """The keywords are those of `Consumer`, and the names those that `keylane` exports."""
+    with pytest.raises(HandlerTypeError) as caught:
+        check_handler(lambda: None)
+    parameters = inspect.signature(Consumer).parameters
+    for keyword in ("handler", "batch_handler"):
+        assert f"{keyword}=" in caught.value.hint
+        assert keyword in parameters
+    for name in ("Retry", "NACK"):
+        assert f"keylane.{name}" in caught.value.hint
+        assert hasattr(keylane, name)

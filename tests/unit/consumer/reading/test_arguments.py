@@ -39,9 +39,9 @@ def test_arguments_pass_when_each_can_work():
         ({"key": b""}, "non-empty bytes"),
         ({"key": 7}, "non-empty bytes"),
         ({"partition": 0}, "1 or higher"),
-        ({"where": 7}, "synchronous function"),
-        ({"where": generator}, "synchronous function"),
-        ({"where": async_generator}, "synchronous function"),
+        ({"where": 7}, "plain function of a message"),
+        ({"where": generator}, "plain function of a message"),
+        ({"where": async_generator}, "plain function of a message"),
         ({"follow": "no"}, "follow must be True or False"),
     ],
 )
