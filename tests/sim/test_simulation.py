@@ -153,6 +153,10 @@ FOUND = (
     2_712_340_006,
     4_052_006_028,
     4_098_000_307,
+    2_098_000_686,
+    2_098_001_443,
+    2_098_001_482,
+    4_098_001_038,
 )
 """Later seeds that found a fault once, of the product or of the simulation."""
 FOUND_SAMPLE = FOUND[1::12]
