@@ -167,7 +167,6 @@ SHOWN_IN: dict[str, Callable[[int], bool]] = {
     "later_batches_are_parked_before_earlier_ones": _batches_wait_unopened,
     "later_detour_not_declared": _messages_leave_home,
     "live_reset_waits_for_no_member": _groups_are_reset,
-    "loose_messages_are_released_by_range": _is(RetainedParks),
     "lost_messages_are_sent_again": _disks_are_lost,
     "lost_parents_are_waited_for": _disks_with_retries_are_lost,
     "margin_on_the_wrong_side": _leases_end_with_messages,
