@@ -169,6 +169,24 @@ def test_row_of_a_row_may_come_after_its_message_when_the_follower_had_a_part_of
     assert problem in said if problem else not said
 
 
+@pytest.mark.parametrize("position", [2, 3])
+def test_follower_that_began_in_a_partition_is_given_its_rows_from_the_first_on(position):
+    """If it was not behind the partition when its rows were replaced as well."""
+    truth = stored_at((1, 0), (1, 1), (1, 2), carried=True, members={3})
+    for partition_id in (2, 3):
+        truth.stored |= {
+            (partition_id, number): (KEY, b"p0.1:%d" % number) for number in range(3)
+        }
+    began = Opened(4, 0, after_keeping=False, latest=True)
+    notes = [began, Passed(1, position), given(1, (1, 1))]
+    if position == 2:
+        assert not told([*notes, *(given(number, (3, number)) for number in range(3))], truth)
+    else:
+        said = told([*notes, given(0, (3, 0))], truth)
+        assert "number 0 of p0.1 and b'k0' at (3, 0) behind number 1" in said
+        assert "began at the latest message, and was given the older one at (3, 0)" in said
+
+
 @pytest.mark.parametrize(
     ("position", "problem"), [(1, ""), (2, "was given (3, 0) again, as (1, 0)")]
 )

@@ -250,17 +250,33 @@ class FollowingLife:
         """A key's messages come in the order in which each producer has numbered them."""
         if not self._truth.in_order:
             return
-        last: dict[tuple[str, bytes], int] = {}
+        last: dict[tuple[str, bytes], tuple[int, Given]] = {}
         for message in self.given.values():
             place = message.partition_id, message.offset
             if not message.key or message.value not in self._truth.sent:
                 continue
             _, producer, number = self._truth.sent[message.value]
-            before = last.get((producer, message.key), -1)
-            if before > number:
+            before, of_before = last.get((producer, message.key), (-1, message))
+            if before < number:
+                last[producer, message.key] = number, message
+            elif before > number and not self._begins_again(of_before, message):
                 said = f"number {number} of {producer} and {message.key!r} at {place}"
                 self._tell(f"was given {said} behind number {before}")
-            last[producer, message.key] = max(before, number)
+
+    def _begins_again(self, before: Given, row: Given) -> bool:
+        """
+        Whether the program, which was given a message, is now given all rows of a partition in
+        which that message comes later than this row; see `_may_repeat`.
+
+        What its reader began behind is among these rows too.
+        """
+        if not self._truth.carried:
+            return False
+        comes_later = any(
+            place[0] == row.partition_id and place[1] > row.offset and value == before.value
+            for place, (_, value) in self._truth.stored.items()
+        )
+        return comes_later and not self._had_all(before.partition_id, before.offset)
 
     def _check_queues(self) -> None:
         """A message has its logic offset for itself, and they rise in each queue as it is read."""
@@ -279,6 +295,8 @@ class FollowingLife:
         """Nothing comes that its producer knew to be stored before the reader was opened."""
         for identity, message in self.given.items():
             if self._truth.settled.get(identity, began) < began:
+                if any(self._begins_again(each, message) for each in self.given.values()):
+                    continue
                 place = message.partition_id, message.offset
                 self._tell(f"began at the latest message, and was given the older one at {place}")
 
