@@ -174,9 +174,7 @@ def test_follower_that_began_in_a_partition_is_given_its_rows_from_the_first_on(
     """If it was not behind the partition when its rows were replaced as well."""
     truth = stored_at((1, 0), (1, 1), (1, 2), carried=True, members={3})
     for partition_id in (2, 3):
-        truth.stored |= {
-            (partition_id, number): (KEY, b"p0.1:%d" % number) for number in range(3)
-        }
+        truth.stored |= {(partition_id, number): (KEY, b"p0.1:%d" % number) for number in range(3)}
     began = Opened(4, 0, after_keeping=False, latest=True)
     notes = [began, Passed(1, position), given(1, (1, 1))]
     if position == 2:
