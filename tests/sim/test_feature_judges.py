@@ -216,6 +216,8 @@ def test_message_is_told_when_a_cut_over_loses_doubles_or_reorders_it():
     assert _carried().out_of_order(lineage) == []
     (lost,) = _carried(stored=(0,)).lost([], since=0)
     assert "is at []" in lost
+    declared = Settled(b"v0.1:1", "stored", 2, 1, twice=True)
+    assert _carried(declared, stored=(0, 1, 1)).lost([], since=0) == []
     (twice,) = _carried(stored=(0, 1, 1)).lost([], since=0)
     assert "[(2, 1), (2, 2)]" in twice
     (late,) = _carried(stored=(1, 0)).out_of_order(lineage)

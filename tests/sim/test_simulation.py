@@ -158,6 +158,7 @@ FOUND = (
     2_098_001_482,
     4_098_001_038,
     4_098_002_554,
+    2_098_003_129,
 )
 """Later seeds that found a fault once, of the product or of the simulation."""
 FOUND_SAMPLE = FOUND[1::12]
