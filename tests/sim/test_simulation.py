@@ -159,6 +159,7 @@ FOUND = (
     4_098_001_038,
     4_098_002_554,
     2_098_003_129,
+    2_098_003_033,
 )
 """Later seeds that found a fault once, of the product or of the simulation."""
 FOUND_SAMPLE = FOUND[1::12]

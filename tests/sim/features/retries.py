@@ -398,8 +398,17 @@ class Retries(Feature):
                     yield place, f"{where} is a dead letter"
             elif place not in retrying:
                 yield place, f"{where} is neither handled nor set aside"
-            elif zlib.crc32(event.value) % 4 or self.tries_max < ENDLESS:
+            elif zlib.crc32(event.value) % 4 == 0 and self.tries_max == ENDLESS:
+                continue
+            elif not self._goes_on(tries):
                 yield place, f"{where} still waits for retry"
+
+    def _goes_on(self, tries: Iterable[Try]) -> bool:
+        """Whether the last try was a short time ago: below many partitions that continue each other
+        the group comes late to the last one.
+        """
+        last_s = max((each.ended_s for each in tries), default=0.0)
+        return self.world.loop.now - last_s < self.world.service.limit_s
 
     @property
     def drained(self) -> bool:
