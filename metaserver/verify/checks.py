@@ -509,14 +509,18 @@ def _check_seals(index: Index) -> Iterator[str]:
 def _check_folders(index: Index) -> Iterator[str]:
     for broker in index.after.refused:
         yield f"a second broker of {broker.broker_group!r} at {broker.address} is refused"
-    stored_ids = {broker.broker_group: broker.broker_id for broker in index.before.brokers}
+    # A lost folder may be replaced while the brokers are asked.
+    stored = {
+        (broker.broker_group, broker.broker_id)
+        for broker in (*index.before.brokers, *index.after.brokers)
+    }
     for answer in index.answers:
         hosted = answer.hosted
         if hosted is None:
             continue
         if hosted.broker_group != answer.broker_group:
             yield f"at {answer.address} is {hosted.broker_group!r}, not {answer.broker_group!r}"
-        elif hosted.broker_id not in {"", stored_ids.get(answer.broker_group)}:
+        elif hosted.broker_id and (answer.broker_group, hosted.broker_id) not in stored:
             yield f"the data folder at {answer.address} is not that of {answer.broker_group!r}"
     groups_by_id: dict[str, list[str]] = defaultdict(list)
     for broker in index.after.brokers:

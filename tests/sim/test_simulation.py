@@ -160,6 +160,7 @@ FOUND = (
     4_098_002_554,
     2_098_003_129,
     2_098_003_033,
+    3_098_004_204,
 )
 """Later seeds that found a fault once, of the product or of the simulation."""
 FOUND_SAMPLE = FOUND[1::12]

@@ -389,6 +389,14 @@ def test_changes_between_the_two_reads_are_no_fault() -> None:
     assert verify(views).ok
 
 
+def test_folder_that_is_replaced_between_the_two_reads_is_no_fault() -> None:
+    """The broker answers with the new one."""
+    world = HealthyCluster()
+    before = world.views()
+    world.ids["g1"] = world.answered_ids["g1"] = "new"
+    assert verify(replace(world.views(), before=before.before)).ok
+
+
 def test_reset_between_the_two_reads_is_no_fault() -> None:
     """A reset lowers the cursor of a drained partition; that is no fault, during the reset and
     after it.
