@@ -262,7 +262,9 @@ class RunsInHand:
         self.many: list[tuple[Any, list[Message]]] = []
         """The runs that `getmany` has returned."""
         self.many_taken: list[Message] = []
-        """All messages of these runs, in the order in which they were returned."""
+        """All messages of these runs, in the order in which they were returned; [] if others were
+        returned with them.
+        """
         self._size = RUN_MIN
         self._singles = 0
         """How many messages are taken one by one before the next run."""
@@ -304,11 +306,11 @@ class RunsInHand:
                 shell.feed(RunSpread())
 
     def ack_many(self, messages: list[Message]) -> bool:
-        """Ack all that `getmany` has returned last. Return False if these messages are others, or a
-        lease has ended.
+        """Ack all that `getmany` has returned last. Return False if these messages are others or
+        none, or a lease has ended.
         """
         many = self.many
-        if not many or messages != self.many_taken:
+        if not messages or messages != self.many_taken:
             return False
         try:
             for shell, run in many:

@@ -211,6 +211,27 @@ def test_getmany_that_is_acked_as_a_whole_stays_a_run():
     consume(body, *[b"a"] * 50)
 
 
+def test_ack_of_no_message_acks_none_when_getmany_has_returned_a_run_beside_others():
+    """One that failed before comes beside a run of another partition, and all of them fail."""
+
+    async def body(cluster: VirtualCluster, consumer: Consumer) -> None:
+        await asyncio.sleep(1)
+        [failed] = await consumer.getmany(max_records=1)
+        await consumer.nack([failed])
+        await asyncio.sleep(1)
+        messages = await consumer.getmany(max_records=50)
+        assert {message.attempt for message in messages} == {1, 2}
+        kinds = watch(consumer)
+        await consumer.ack([])
+        assert RunEnded not in kinds
+        await consumer.nack(messages)
+        again = await take_messages(consumer, len(messages))
+        assert sorted(values(again)) == sorted(values(messages))
+        assert await cluster.lag("orders", "g") == 8
+
+    consume(body, *[b"a", b"b", b"c", b"d"] * 2, partitions=4)
+
+
 def test_getmany_of_which_a_message_is_acked_alone_is_spread():
     async def body(_cluster: VirtualCluster, consumer: Consumer) -> None:
         messages = await take_messages(consumer, 4)
