@@ -161,6 +161,9 @@ FOUND = (
     2_098_003_129,
     2_098_003_033,
     3_098_004_204,
+    2_098_004_623,
+    2_098_004_706,
+    2_098_004_740,
 )
 """Later seeds that found a fault once, of the product or of the simulation."""
 FOUND_SAMPLE = FOUND[1::12]

@@ -9,7 +9,7 @@ import random
 from dataclasses import replace
 
 from keylane.broker.scheduled.agenda import PATH
-from keylane.checker.events import Sent, Settled
+from keylane.checker.events import Sent, Settled, Started
 from keylane.producer.client import Producer
 from keylane.producer.scheduled.sending import ScheduledFuture
 from keylane.protocol.errors import (
@@ -24,6 +24,7 @@ from keylane.protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
 from sim.actors.clients import ProducerHost
 from sim.actors.hosts import BrokerHost
 from sim.features.feature import Feature
+from sim.features.parks import expired_in
 from sim.features.scheduling import SchedulingBrokerHost
 from sim.swarm import Swarm
 
@@ -235,8 +236,15 @@ class LaterDeliveries(Feature):
         return not any(isinstance(each, SchedulingBrokerHost) and each.keeps for each in brokers)
 
     def settle(self) -> None:
+        """A broker that has no answer of a partition, and finds it expired, delivers again."""
+        expired = expired_in(self.world)
+        delivered = {
+            event.value
+            for event in self.world.history
+            if isinstance(event, Started) and event.partition_id in expired
+        }
         for value, fate in self.fates.items():
-            self.world.record(Settled(value, fate))
+            self.world.record(Settled(value, fate, twice=value in delivered))
 
 
 def _lose_copies(broker: BrokerHost) -> None:

@@ -401,7 +401,9 @@ class Retries(Feature):
                 continue
             failed = max((each.attempt for each in tries if each.outcome == "failed"), default=0)
             unfinished = any(not each.outcome for each in tries)
-            cut_short = unfinished or self.ends or any(each.token in cut_off for each in tries)
+            # An owner that is cut off may have had it in hand, with no handler that had begun.
+            last_token = max((each.token for each in tries), default=0)
+            cut_short = unfinished or self.ends or any(each >= last_token for each in cut_off)
             where = f"{place[0]}/{place[1]}, which failed {failed} times,"
             if place in dead:
                 if failed < self.tries_max and not cut_short:

@@ -183,6 +183,13 @@ class Shelf:
         (reset_id,) = self._raw.execute("SELECT max(reset_id) FROM live_resets").fetchone()
         return reset_id or 0
 
+    @property
+    def last_reset_ask(self) -> str:
+        """What the latest live reset was asked to do, as JSON; "" if there was none."""
+        rows = self._raw.execute("SELECT ask FROM live_resets ORDER BY reset_id DESC LIMIT 1")
+        (ask,) = rows.fetchone() or ("",)
+        return str(ask)
+
     def lose_power(self) -> None:
         """Back to what was synced."""
         if self._durable is not None:
