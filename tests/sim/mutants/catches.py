@@ -133,7 +133,6 @@ CATCHES: dict[str, int] = {
     "live_reset_ends_with_its_metaserver": 2_000_000_320,
     "live_reset_waits_for_no_member": 2_000_000_155,
     "loop_gets_those_behind_a_parked_message": 2_000_000_024,
-    "loose_messages_are_released_by_range": 2_097_000_600,
     "loose_messages_wait_for_each_other": 2_000_000_023,
     "loss_takes_what_is_elsewhere": 108,
     "lost_counts_as_abandoned": 28,

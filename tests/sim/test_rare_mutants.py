@@ -1,0 +1,33 @@
+"""Mutants that few seeds show: a test of the rule fails with each."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.with_mutant import NAME
+
+ROOT = Path(__file__).parents[2]
+CAUGHT_BY = {
+    "loose_messages_are_released_by_range": "unit/broker/test_parking_of_parents.py::"
+    "test_displaced_key_passes_with_the_loose_messages_and_is_released_with_them",
+}
+
+
+@pytest.mark.parametrize("mutant", CAUGHT_BY)
+def test_rule_is_tested_when_few_seeds_show_its_mutant(mutant: str):
+    test = f"tests/{CAUGHT_BY[mutant]}"
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "support.with_mutant", test],
+        cwd=ROOT,
+        env=os.environ | {NAME: mutant, "PYTHONPATH": str(ROOT / "tests")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == pytest.ExitCode.TESTS_FAILED, ran.stdout
+    assert "assert" in ran.stdout, ran.stdout
