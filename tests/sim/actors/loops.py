@@ -160,8 +160,7 @@ class LoopingHost(ConsumerHost):
         messages = group.messages
         count = next((n for n, each in enumerate(messages) if self._fails(each)), len(messages))
         try:
-            if count:
-                await consumer.ack(messages[:count])
+            await consumer.ack(messages[:count])
         except KeylaneError:
             self._let_go(group)
             return

@@ -8,6 +8,7 @@ import asyncio
 from collections import deque
 from typing import Any
 
+from keylane.consumer.dispatch.loop import RunsInHand
 from keylane.consumer.session import calls, taking, windows
 from keylane.consumer.session.lanes import KeyLanes, Unopened
 from keylane.consumer.session.offsets import ranges_of
@@ -137,7 +138,19 @@ def lower_offsets_stay_in_hand(patches: Patches) -> None:
     real = patches.set(KeyLanes, "take_back", take_back)
 
 
+def acks_of_no_message_ack_a_run(patches: Patches) -> None:
+    """An ack of no message is taken for one of all that came with messages of failed tries."""
+
+    def ack_many(self: Any, messages: list[Message]) -> bool:
+        if not messages and not self.many_taken:
+            messages = self.many_taken = [each for _, run in self.many for each in run]
+        return bool(real(self, messages))
+
+    real = patches.set(RunsInHand, "ack_many", ack_many)
+
+
 BREAKS: tuple[Breaks, ...] = (
+    acks_of_no_message_ack_a_run,
     another_policy_hands_parked_keys_out,
     later_batches_are_parked_before_earlier_ones,
     held_messages_come_after_newer_ones,
