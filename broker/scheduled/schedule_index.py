@@ -328,7 +328,9 @@ class ScheduleIndex:
         self._busy.discard(subject)
 
     def begin_delivery(self, record: Taken, position: int) -> ScheduledDelivery:
-        """Add a delivery whose record is durable at this position."""
+        """Add a delivery whose record is durable at this position, in place of one of its name."""
+        if record.delivery in self.deliveries:
+            self._remove_delivery(record.delivery)
         for scheduled_id in record.scheduled_ids:
             previous = self._delivery_of.get(scheduled_id)
             if previous is not None and previous != record.delivery:

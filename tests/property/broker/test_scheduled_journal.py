@@ -7,7 +7,7 @@ from __future__ import annotations
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from keylane.broker.scheduled import records as records_module
@@ -114,6 +114,7 @@ def test_records_of_the_log_read_back_in_their_order(written, limit):
 
 
 @given(st.lists(records, max_size=30), st.integers(0, 30))
+@example([Taken("", "", 0, (bytes(16),)), Taken("", "", 0, ())], 0)
 @settings(deadline=None)
 def test_copy_and_the_records_behind_it_lead_to_the_same_index(written, copied_at):
     """A copy of any moment, over which records from any earlier moment on are replayed again."""
