@@ -80,6 +80,7 @@ class LaterProducer(ProducerHost):
             self.feature.fates[value] = "withdrawn" if refused else "gone"
         else:
             self.feature.fates[value] = "flushed"
+            self.feature.ids[value] = receipt.scheduled_id
             if self.rng.random() < CANCELS:
                 await asyncio.sleep(4.0 * self.rng.random() ** 3)
                 await self._cancel(producer, receipt, value)
@@ -147,6 +148,8 @@ class LaterDeliveries(Feature):
         self.due_ms: dict[bytes, int] = {}
         self.fates: dict[bytes, str] = {}
         """What the sender knows of each message, as an outcome of `Settled`."""
+        self.ids: dict[bytes, str] = {}
+        """By accepted message, its id."""
         for number in range(2):
             host = self.add_producer(LaterProducer, f"l{number}")
             assert isinstance(host, LaterProducer)
@@ -236,15 +239,24 @@ class LaterDeliveries(Feature):
         return not any(isinstance(each, SchedulingBrokerHost) and each.keeps for each in brokers)
 
     def settle(self) -> None:
-        """A broker that has no answer of a partition, and finds it expired, delivers again."""
+        """A broker that has not noted the answer of a partition, and finds it expired, delivers
+        again.
+        """
         expired = expired_in(self.world)
-        delivered = {
+        handled_there = {
             event.value
             for event in self.world.history
             if isinstance(event, Started) and event.partition_id in expired
         }
         for value, fate in self.fates.items():
-            self.world.record(Settled(value, fate, twice=value in delivered))
+            is_noted_once = self._noted(self.ids.get(value, "")) < 2
+            twice = value in handled_there and is_noted_once
+            self.world.record(Settled(value, fate, twice=twice))
+
+    def _noted(self, scheduled_id: str) -> int:
+        """How often brokers have noted durably that a message is delivered."""
+        hosts = [each for each in self.world.brokers if isinstance(each, SchedulingBrokerHost)]
+        return sum(host.delivered[scheduled_id] for host in hosts)
 
 
 def _lose_copies(broker: BrokerHost) -> None:

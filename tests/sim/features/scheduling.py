@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from typing import Any
 
 from keylane.broker.peers import Peers
 from keylane.broker.posting import MessagePosting
 from keylane.broker.registration import Registration
 from keylane.broker.scheduled.agenda import ScheduledAgenda
+from keylane.broker.scheduled.records import Delivered
+from keylane.broker.scheduled.schedule_index import ScheduleIndex
 from keylane.broker.scheduled.scheduler import Scheduler
 from keylane.broker.scheduling import Scheduling
 from keylane.broker.service import BrokerService
@@ -21,6 +25,11 @@ class SchedulingBrokerHost(BrokerHost):
     """See the module."""
 
     scheduler: Scheduler | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.delivered: Counter[str] = Counter()
+        """By the id of a message, how often the word that it is delivered became durable."""
 
     def _begin_more(
         self, store: Store, service: BrokerService, registration: Registration, network: SimNetwork
@@ -37,6 +46,7 @@ class SchedulingBrokerHost(BrokerHost):
             count_max=10_000,
             bytes_max=1 << 24,
         )
+        self._note_deliveries(scheduler._schedule_index)
         peers = Peers(service, self.group, self._meta, network)
         posting = MessagePosting(peers, clock=self.machine, rng=rng)
         scheduling = Scheduling(
@@ -51,6 +61,15 @@ class SchedulingBrokerHost(BrokerHost):
         service.register_handler(Schedule, scheduling.schedule)
         service.register_handler(CancelScheduled, scheduling.cancel)
         self.spawn(scheduler.run(posting, registration), self.process.context.copy())
+
+    def _note_deliveries(self, index: ScheduleIndex) -> None:
+        on_delivered = index.on_delivered
+
+        def note(record: Delivered, position: int) -> None:
+            self.delivered.update(scheduled_id.hex() for scheduled_id in record.scheduled_ids)
+            on_delivered(record, position)
+
+        index.on_delivered = note  # type: ignore[method-assign]
 
     @property
     def keeps(self) -> bool:

@@ -99,7 +99,7 @@ CATCHES: dict[str, int] = {
     "group_is_granted_while_cursors_are_set": 2_000_000_920,
     "groups_go_on_behind_the_first_row_left": 2_000_000_269,
     "groups_read_while_they_are_placed": 2_000_001_379,
-    "groups_told_before_durable": 52,
+    "groups_told_before_durable": 99,
     "halves_change_their_numbers": 2_000_000_001,
     "handled_retries_stay": 2_000_000_013,
     "heard_before_it_is_told": 3,
