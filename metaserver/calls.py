@@ -14,6 +14,7 @@ from ..rpc.network import Network
 from ..rpc.operating.probes import probe_routes
 from ..rpc.server import ControlRoute, Params, whole_number
 from .catalogue.service import Catalogue
+from .cluster.copy_sets import change_copy_set, promote_copy, set_copies
 from .cluster.queues import read_queues
 from .groups.operators import group_settings
 from .groups.service import GroupService
@@ -104,6 +105,21 @@ def _subject_routes(database: Database, catalogue: Catalogue) -> list[ControlRou
         ControlRoute(
             endpoints.ACCEPT_FOLDER,
             lambda body, params: catalogue.accept_folder(params["group"], body),
+        ),
+        ControlRoute(
+            endpoints.COPY_SET, lambda _body, params: catalogue.read_copies(params["group"])
+        ),
+        ControlRoute(
+            endpoints.SET_COPIES,
+            lambda body, params: catalogue.change_copies(set_copies, params["group"], body),
+        ),
+        ControlRoute(
+            endpoints.CHANGE_COPY_SET,
+            lambda body, params: catalogue.change_copies(change_copy_set, params["group"], body),
+        ),
+        ControlRoute(
+            endpoints.PROMOTE_COPY,
+            lambda body, params: catalogue.change_copies(promote_copy, params["group"], body),
         ),
         ControlRoute(endpoints.CREATE_SUBJECT, lambda body, _: catalogue.create_subject(body)),
         ControlRoute(endpoints.AUTO_CREATE, auto_create),

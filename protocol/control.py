@@ -736,6 +736,8 @@ class PostReceipt(Struct, frozen=True, kw_only=True):
     """How durable the message is. "fsync" means that it is on the broker's disk."""
     duplicate: bool = False
     """True if an earlier request with the same idempotency key had already stored the message."""
+    copies: int = 1
+    """The number of data folders that have the message."""
 
 
 class Posted(Struct, frozen=True, kw_only=True):

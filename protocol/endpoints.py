@@ -49,6 +49,7 @@ from .control import (
     Suspend,
     SwitchGroup,
 )
+from .copies import ChangeCopySet, CopySet, PromoteCopy, SetCopies
 from .groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
 from .http.access import (
     AskCapability,
@@ -176,6 +177,42 @@ ACCEPT_FOLDER = Endpoint(
     RefusedBroker,
     Rights.ADMINISTER,
     "Accept a data folder that was refused as outdated.",
+)
+COPY_SET = Endpoint(
+    "GET",
+    "/v1/brokers/{group}/copies",
+    None,
+    CopySet,
+    Rights.ADMINISTER,
+    "How many data folders a broker group is to have, and which copies acks wait for.",
+)
+SET_COPIES = Endpoint(
+    "POST",
+    "/v1/brokers/{group}/copies",
+    SetCopies,
+    CopySet,
+    Rights.ADMINISTER,
+    "Set how many data folders a broker group is to have.",
+    idempotent=True,
+)
+CHANGE_COPY_SET = Endpoint(
+    "POST",
+    "/v1/brokers/{group}/copies/set",
+    ChangeCopySet,
+    CopySet,
+    Rights.CLUSTER,
+    "Ask which copies acks wait for, or change them; only the group's broker calls this.",
+    idempotent=True,
+    caller_repeats=True,
+)
+PROMOTE_COPY = Endpoint(
+    "POST",
+    "/v1/brokers/{group}/copies/promote",
+    PromoteCopy,
+    CopySet,
+    Rights.ADMINISTER,
+    "Let a copy take the place of the broker's data folder.",
+    idempotent=True,
 )
 CREATE_SUBJECT = Endpoint(
     "POST",
@@ -803,6 +840,10 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     BROKER_HEARTBEAT,
     CORDON,
     ACCEPT_FOLDER,
+    COPY_SET,
+    SET_COPIES,
+    CHANGE_COPY_SET,
+    PROMOTE_COPY,
     CREATE_SUBJECT,
     AUTO_CREATE,
     SUBJECTS,

@@ -324,10 +324,14 @@ class Follow(Frame, frozen=True, array_like=True, tag=25):
     bytes_max: int
     wait_ms: int
     """How long the broker waits for bytes beyond `position`, as in Pull."""
-    tail_crc: int = -1
-    """The CRC-32C of the last bytes of the copy's log, at most 4,096, all in its last segment; -1:
-    they were compared before with the log of this opening.
+    tail_start: int = -1
+    """Where the bytes before `position` begin that are to be compared; -1: they were compared
+    before with the log of this opening.
     """
+    tail_crc: int = 0
+    """Their CRC-32C."""
+    follower: str = ""
+    """A random name of the follower's process."""
 
 
 class Challenge(Frame, frozen=True, array_like=True, tag=22):
@@ -362,6 +366,10 @@ class Appended(Frame, frozen=True, array_like=True, tag=65):
     base_offset: int
     durable: str
     duplicate: bool
+    copies: int = 1
+    """The number of data folders that have the batch, synced: the broker's own, and those of the
+    copies that acks wait for.
+    """
 
 
 class Acquired(Frame, frozen=True, array_like=True, tag=66):

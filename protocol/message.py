@@ -413,6 +413,10 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     """The number of the logic queue; None if the subject is not static."""
     logic_offset: int | None = None
     """The offset in the logic queue; None if the subject is not static or `offset` is -1."""
+    copies: int = 1
+    """The number of data folders that have the message: the broker's own, and those of the copies
+    that acks wait for.
+    """
 
 
 class TableReceipt(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ from ...protocol.routing import PartitionState
 from ...protocol.text import listed
 from ..cluster.announcements import forget_announced
 from ..cluster.brokers import (
+    forget_copies,
     last_report,
     lock_broker_query,
     refused_query,
@@ -99,6 +100,7 @@ def accept_folder(
         accepted_values = {"opening": copy.opening, "log_end": copy.log_end}
         connection.execute(sa.update(brokers).where(this_broker).values(accepted_values))
         previous_values = {"known_opening": broker_row.opening, "known_log_end": broker_row.log_end}
+        forget_copies(connection, broker_group)
         forget_announced(connection, broker_group)
         fence = _end_leases(connection, broker_group)
         journal_row = {

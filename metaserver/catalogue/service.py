@@ -38,6 +38,7 @@ from ...protocol.control import (
     hosted_limit,
     quiet_limit_ms,
 )
+from ...protocol.copies import CopySet
 from ...protocol.errors import (
     ConflictError,
     FolderRefusedError,
@@ -65,6 +66,7 @@ from ..cluster.brokers import (
     store_refusal,
     store_report,
 )
+from ..cluster.copy_sets import read_copy_set
 from ..cluster.lost_database import has_higher_id, is_empty
 from ..cluster.removals import deletion_expires, extend_deletion_record
 from ..cluster.rows import SubjectRow
@@ -320,6 +322,18 @@ class Catalogue:
             accepted_copy.known_log_end,
         )
         return accepted_copy
+
+    async def read_copies(self, broker_group: str) -> CopySet:
+        """Return the copies of a broker group that acks wait for. Raises NotFoundError."""
+        return await self._database.read(read_copy_set, broker_group)
+
+    async def change_copies(
+        self, change: Callable[[Connection, str, T], CopySet], broker_group: str, request: T
+    ) -> CopySet:
+        """Call a function of `copy_sets` that changes the copies of a broker group. Raises its
+        errors.
+        """
+        return await self._database.write_urgent(change, broker_group, request)
 
     async def cordon(self, broker_group: str, request: Cordon) -> BrokerView:
         """Cordon or uncordon a broker group. Raises InvalidRequestError, NotFoundError."""

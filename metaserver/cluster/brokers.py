@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
@@ -26,6 +27,7 @@ from ...protocol.text import counted, format_seconds, listed
 from ..sql.dialect import insert_new, insert_or_replace, now_ms
 from ..sql.schema import (
     brokers,
+    copy_sets,
     lost_folders,
     partitions,
     refused_brokers,
@@ -133,13 +135,21 @@ def store_report(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int
                 if stored.alive
                 else f"is silent and has {counted(hosted_count, 'partition')}"
             )
+            problem = (
+                f"broker group {report.broker_group!r} belongs to another data folder, "
+                f"which {state}"
+            )
+            if copies := _count_copies(connection, report.broker_group):
+                raise FolderRefusedError(
+                    Reason.FOLDER_HAS_COPIES,
+                    f"{problem}; {counted(copies, 'copy', 'copies')} of it may take its place",
+                    broker_group=report.broker_group,
+                )
             raise FolderRefusedError(
-                Reason.BROKER_GROUP_TAKEN,
-                f"broker group {report.broker_group!r} belongs to another data "
-                f"folder, which {state}",
-                broker_group=report.broker_group,
+                Reason.BROKER_GROUP_TAKEN, problem, broker_group=report.broker_group
             )
         opening_values = {"opening": report.opening}
+        forget_copies(connection, report.broker_group)
     else:
         _check_not_behind(report, stored)
         opening_values = {"opening": report.opening or stored.opening}
@@ -182,7 +192,7 @@ def _check_not_behind(report: BrokerHeartbeat, stored_row: sa.Row[Any]) -> None:
     """
     problem = ""
     if stored_row.opening not in {"", report.opening, *report.opened_after}:
-        problem = "does not know the last start of its broker"
+        problem = "does not know the last start of its broker, or that a copy was promoted"
     elif report.log_end < stored_row.log_end:
         problem = (
             f"has a log that ends at {report.log_end}, while its known end is {stored_row.log_end}"
@@ -426,6 +436,23 @@ ADVISORY_LOCK_KEY = 0x6B65796C616E6562
 """Key of the advisory lock used by `wait_for_broker_locks`; migrations use a different one."""
 
 
+def forget_copies(connection: Connection, broker_group: str) -> None:
+    """Empty the set of a broker group's copies, because another folder, or one with less, is the
+    group's now.
+    """
+    connection.execute(
+        sa.update(copy_sets)
+        .where(copy_sets.c.broker_group == broker_group)
+        .values(members="[]", promoted="", durable_end=0, version=copy_sets.c.version + 1)
+    )
+
+
+def _count_copies(connection: Connection, broker_group: str) -> int:
+    """Return how many copies acks of a broker group wait for."""
+    query = sa.select(copy_sets.c.members).where(copy_sets.c.broker_group == broker_group)
+    return len(msgspec.json.decode(connection.execute(query).scalar() or "[]"))
+
+
 def wait_for_broker_locks(connection: Connection, *, alone: bool) -> None:
     """
     Wait in line for the locks on broker rows. Must be called before any other lock is taken.
@@ -474,16 +501,22 @@ _openings_locked_query = _openings_query.with_for_update(read=True, key_share=Tr
 
 def broker_views(connection: Connection) -> list[BrokerView]:
     """Return every broker group that has ever sent a report, by name."""
-    query = sa.select(
-        brokers.c.broker_group,
-        brokers.c.address,
-        (brokers.c.expires_at > now_ms()).label("available"),
-        (now_ms() - brokers.c.seen_at).label("silent_ms"),
-        brokers.c.cordoned,
-        brokers.c.version,
-        sa.and_(brokers.c.writable, brokers.c.readable).label("writable"),
-        brokers.c.problem,
-    ).order_by(brokers.c.broker_group)
+    query = (
+        sa.select(
+            brokers.c.broker_group,
+            brokers.c.address,
+            (brokers.c.expires_at > now_ms()).label("available"),
+            (now_ms() - brokers.c.seen_at).label("silent_ms"),
+            brokers.c.cordoned,
+            brokers.c.version,
+            sa.and_(brokers.c.writable, brokers.c.readable).label("writable"),
+            brokers.c.problem,
+            sa.func.coalesce(copy_sets.c.wanted, 1).label("wanted"),
+            sa.func.coalesce(copy_sets.c.members, "[]").label("members"),
+        )
+        .outerjoin(copy_sets, copy_sets.c.broker_group == brokers.c.broker_group)
+        .order_by(brokers.c.broker_group)
+    )
     return [
         BrokerView(
             broker_group=row.broker_group,
@@ -494,6 +527,8 @@ def broker_views(connection: Connection) -> list[BrokerView]:
             version=row.version,
             writable=bool(row.writable),
             problem=row.problem,
+            folders_wanted=row.wanted,
+            folders=1 + len(msgspec.json.decode(row.members)),
         )
         for row in connection.execute(query)
     ]

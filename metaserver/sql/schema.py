@@ -150,6 +150,34 @@ refused_brokers = Table(
     Column("problem", String(1024), nullable=False, server_default=""),
 )
 
+copy_sets = Table(
+    "copy_sets",
+    metadata,
+    Column("broker_group", String(200), primary_key=True),
+    Column(
+        "wanted",
+        Integer,
+        nullable=False,
+        comment="number of data folders, with the broker's own",
+    ),
+    Column(
+        "members",
+        String(1024),
+        nullable=False,
+        comment="JSON: ids of the copies that acks wait for",
+    ),
+    Column("term", BigInteger, nullable=False, comment="number of promotions"),
+    Column("version", BigInteger, nullable=False, comment="number of changes"),
+    Column(
+        "promoted",
+        String(64),
+        nullable=False,
+        comment="copy that was promoted last, until a broker serves again",
+    ),
+    Column("durable_end", BigInteger, nullable=False, comment="end of the durable log, in bytes"),
+    comment="copies of broker groups",
+)
+
 accepted_folders = Table(
     "accepted_folders",
     metadata,

@@ -441,6 +441,24 @@ class Reason(enum.Enum):
         "Stop it for good, and wait until keylane broker list shows it as silent.",
     )
     """A copy is promoted while the broker that it follows is alive."""
+    COPY_LACKS_ACKED = (
+        1167,
+        "ConflictError",
+        "the copy may lack messages that the broker has acked",
+        (
+            "keylane broker copies GROUP lists the copies that have everything. If they are gone "
+            "for good, give up what this one lacks: keylane broker promote DIR asks for it, or "
+            "takes --yes."
+        ),
+    )
+    """A copy is to be promoted that acks did not wait for, or that has less than was durable."""
+    COPY_SET_TAKEN = (
+        1168,
+        "ConflictError",
+        "another opening of the data folder, or a copy, serves the broker group",
+        "Nothing was changed. keylane broker list shows the broker that serves the group.",
+    )
+    """A broker changes the copies of its group, and is not its newest opening."""
     SUBJECT_STATIC = (
         1190,
         "ConflictError",
@@ -1168,16 +1186,60 @@ class Reason(enum.Enum):
         "Keep the folder for inspection, and start the broker with an empty one.",
     )
     """A broker is started on a data folder whose loss an operator has accepted."""
+    FOLDER_HAS_COPIES = (
+        1226,
+        "FolderRefusedError",
+        "the broker group belongs to another data folder, which has copies",
+        (
+            "Start the broker with the group's own data folder. If it is lost for good, promote a "
+            "copy (keylane broker promote DIR); an evacuation gives up the copies too."
+        ),
+    )
+    """A broker is started on an empty folder in place of one with copies."""
+    COPY_TAKEN = (
+        1239,
+        "FolderRefusedError",
+        "two folders of copies have the same id, and another follower has the other one",
+        "Nothing was changed. The follower gives its folder another id, and goes on.",
+    )
+    """One of the folders was made of the other."""
+    COPY_OF_OTHER_FOLDER = (
+        1237,
+        "FolderRefusedError",
+        "the copy is one of another data folder than the broker group's",
+        (
+            "Nothing was changed. Is this the cluster of the copy? If the group was begun on an "
+            "empty folder since, the copy cannot take its place."
+        ),
+    )
+    """A copy is to be promoted in a cluster where its group has another data folder."""
     COPY_DIFFERS = (
         1229,
         "FolderRefusedError",
         "the copy of a data folder has another log than the broker that it follows",
         (
-            "Nothing was changed. Keep the copy for inspection, and follow the broker with an "
-            "empty folder."
+            "The copy was not changed. It differs where its bytes were durable at both: keep the "
+            "copy for inspection, and follow the broker with an empty folder."
         ),
     )
     """A copy has bytes that the broker's log does not have, or has others at the same position."""
+    NOT_A_COPY = (
+        1227,
+        "DataFolderError",
+        "the data folder is not a copy of the broker group's",
+        (
+            "Nothing was changed. A broker may be started on its own folder as it is; a follower "
+            "needs an empty folder, or a copy of its own broker group."
+        ),
+    )
+    """A folder is to be promoted, or to follow, and is no copy, or one of another group."""
+    COPY_UNUSABLE = (
+        1228,
+        "DataFolderError",
+        "the copy cannot take the place of the broker's folder",
+        "It has less than it had. Promote another copy, and follow with an empty folder.",
+    )
+    """A copy was never complete, or has lost bytes that it had synced."""
     FOLDER_IS_COPY = (
         1238,
         "DataFolderError",

@@ -35,6 +35,12 @@ class BrokerView(Struct, frozen=True, kw_only=True):
     """True if it accepted writes at its last report."""
     problem: str = ""
     """The reason why it did not accept writes; "" if it did not report one."""
+    folders_wanted: int = 1
+    """How many data folders the group is to have: the broker's own, and copies."""
+    folders: int = 1
+    """How many of them have everything that was acked: the broker's own, and the copies that acks
+    wait for.
+    """
 
     @property
     def state(self) -> str:
@@ -46,6 +52,14 @@ class BrokerView(Struct, frozen=True, kw_only=True):
         if not self.writable:
             return f"takes no writes: {self.problem}" if self.problem else "takes no writes"
         return "available"
+
+    @property
+    def folders_text(self) -> str:
+        """The data folders as text, such as "1", "2 of 2" or "1 of 2: too few"."""
+        if self.folders_wanted == self.folders == 1:
+            return "1"
+        few = ": too few" if self.folders < self.folders_wanted else ""
+        return f"{self.folders} of {self.folders_wanted}{few}"
 
     @property
     def gets_partitions(self) -> bool:

@@ -163,8 +163,13 @@ def batch() -> bytes:
     return bytes(record)
 
 
+BEFORE_0_3 = {"Appended": "160000000b000000954101ffa56673796e63c37061796c6f6164"}
+"""Frames that have fields since 0.3 which they did not have: as they were before. Older clients
+read over a field that comes last.
+"""
 FRAMES_SINCE_0_3: list[tuple[int, frames.Request | frames.Answer]] = [
-    (25, frames.Follow("g1", "0123456789abcdef", 2**40, 3 << 20, 10_000, 0xFEDCBA98)),
+    (1, frames.Appended(-1, "fsync", True, 3)),
+    (25, frames.Follow("g1", "0123456789abcdef", 2**40, 3 << 20, 10_000, 2**40 - 4096, 0xFEDCBA98)),
     (87, frames.Followed("0123456789abcdef", "fedcba98", 2**40, 2**30, 2**30, 2**39)),
 ]
 
@@ -173,10 +178,11 @@ def frame_bytes(
     of: list[tuple[int, frames.Request | frames.Answer]] = FRAMES,
 ) -> dict[str, str]:
     """Frame type → its bytes with PAYLOAD, in hex."""
-    return {
+    packed = {
         type(header).__name__: frames.encode_frame(number, header, PAYLOAD).hex()
         for number, header in of
     }
+    return packed | BEFORE_0_3 if of is FRAMES else packed
 
 
 def main() -> None:

@@ -1,0 +1,80 @@
+"""The bodies of the calls about the copies of a broker group. Pure.
+
+SetCopies       an operator: how many folders the group is to have
+ChangeCopySet   the group's broker: which copies have everything that it has acked
+PromoteCopy     an operator: a copy takes the place of the broker's folder
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+COPIES_MAX = 5
+"""The largest number of data folders of a broker group."""
+COPY_ID_CHARS_MAX = 64
+CopyId = Annotated[str, Meta(min_length=1, max_length=COPY_ID_CHARS_MAX)]
+CopyCount = Annotated[int, Meta(ge=1, le=COPIES_MAX)]
+Members = Annotated[tuple[CopyId, ...], Meta(max_length=COPIES_MAX)]
+
+
+class CopySet(Struct, frozen=True, kw_only=True):
+    """The copies of a broker group, as the database has them."""
+
+    wanted: CopyCount = 1
+    """How many data folders the group is to have, with the broker's own."""
+    members: Members = ()
+    """The ids of the copies that have everything that the broker has acked; each ack waits for
+    them.
+    """
+    term: int = 0
+    """How often a copy was promoted. A broker that knows a lower one acks nothing once it is told
+    of this one.
+    """
+    version: int = 0
+    """How often the set was changed."""
+    promoted: str = ""
+    """The copy that was promoted last; "" once a broker has asked which copies count since."""
+    durable_end: int = 0
+    """The end of the durable log, as the broker has said last."""
+
+
+class SetCopies(Struct, frozen=True, kw_only=True):
+    """Set how many data folders a broker group is to have. The response is its CopySet."""
+
+    wanted: CopyCount
+
+
+class ChangeCopySet(Struct, frozen=True, kw_only=True):
+    """
+    Make `members` the copies that acks wait for, if the set has still this term and version. The
+    response is the CopySet that is stored then, whether it was changed or not.
+    """
+
+    broker_id: str
+    opening: str
+    """The opening of the broker's data folder. If it is not the newest one, the call is refused."""
+    term: int = -1
+    """-1: the broker has just started, and knows of none."""
+    version: int = 0
+    members: Members | None = None
+    """None: nothing is changed."""
+    durable_end: int = 0
+    """The end of the durable log; 0 if it is not known yet."""
+
+
+class PromoteCopy(Struct, frozen=True, kw_only=True):
+    """
+    Let a copy take the place of the broker's data folder. The response is the CopySet.
+
+    A repeat for the same copy changes nothing.
+    """
+
+    copy_id: CopyId
+    broker_id: str
+    """The id of the data folder that it is a copy of."""
+    log_end: int
+    """The end of the copy's log, in bytes."""
+    lose: bool = False
+    """True if what the copy lacks may be lost: it is promoted although acks did not wait for it."""

@@ -1,0 +1,211 @@
+"""The copies of a broker group that acks wait for, in the database."""
+
+from __future__ import annotations
+
+import pytest
+
+from keylane.metaserver.backup.rows import store_rows
+from keylane.metaserver.cluster.brokers import broker_views, forget_copies, store_report
+from keylane.metaserver.cluster.copy_sets import (
+    change_copy_set,
+    promote_copy,
+    read_copy_set,
+    set_copies,
+)
+from keylane.metaserver.cluster.subjects import plan_subject
+from keylane.protocol.control import BrokerHeartbeat, CreateSubject
+from keylane.protocol.copies import ChangeCopySet, CopySet, PromoteCopy, SetCopies
+from keylane.protocol.errors import FolderRefusedError, NotFoundError, Reason
+from support.raising import raises
+from support.sql.rows import Rows
+
+TTL_MS = 10_000
+
+
+@pytest.fixture
+def rows() -> Rows:
+    rows = Rows()
+    report(rows, "o1")
+    return rows
+
+
+def report(rows: Rows, opening: str, *after: str, ttl_ms: int = TTL_MS, log_end: int = 500) -> None:
+    heartbeat = BrokerHeartbeat(
+        broker_group="g1",
+        broker_id="folder",
+        address="g1:1",
+        opening=opening,
+        opened_after=after,
+        log_end=log_end,
+    )
+    rows.run(store_report, heartbeat, ttl_ms=ttl_ms)
+
+
+def change(
+    rows: Rows,
+    *members: str,
+    opening: str = "o1",
+    term: int = 0,
+    version: int,
+    durable_end: int = 0,
+) -> CopySet:
+    request = ChangeCopySet(
+        broker_id="folder",
+        opening=opening,
+        term=term,
+        version=version,
+        members=members,
+        durable_end=durable_end,
+    )
+    return rows.run(change_copy_set, "g1", request)
+
+
+def promote(rows: Rows, copy_id: str, *, log_end: int = 500, lose: bool = False) -> CopySet:
+    request = PromoteCopy(copy_id=copy_id, broker_id="folder", log_end=log_end, lose=lose)
+    return rows.run(promote_copy, "g1", request)
+
+
+def test_group_has_one_folder_until_more_are_wanted(rows: Rows) -> None:
+    assert rows.run(read_copy_set, "g1") == CopySet()
+    stored = rows.run(set_copies, "g1", SetCopies(wanted=2))
+    assert stored == CopySet(wanted=2, version=1) == rows.run(read_copy_set, "g1")
+    assert rows.run(set_copies, "g1", SetCopies(wanted=2)) == stored
+    with pytest.raises(NotFoundError):
+        rows.run(read_copy_set, "g2")
+
+
+def test_set_is_changed_only_from_the_version_that_its_broker_knows(rows: Rows) -> None:
+    """A late repeat of a proposal changes nothing."""
+    assert change(rows, "a", version=0).members == ("a",)
+    assert change(rows, "a", version=0) == CopySet(members=("a",), version=1)
+    assert change(rows, "b", version=0) == CopySet(members=("a",), version=1)
+    assert change(rows, "a", "b", version=1).members == ("a", "b")
+
+
+def test_set_is_not_changed_by_an_earlier_opening_of_the_folder(rows: Rows) -> None:
+    report(rows, "o2", "o1")
+    with raises(Reason.COPY_SET_TAKEN):
+        change(rows, "a", version=0)
+    assert change(rows, "a", version=0, opening="o2").members == ("a",)
+
+
+def test_copy_is_promoted_when_acks_have_waited_for_it(rows: Rows) -> None:
+    """Its broker is then taken although it does not know the last opening, nor what the one before
+    had not made durable; that one is refused, also before that, and cannot change the set that it knows.
+    """
+    change(rows, "a", version=0)
+    report(rows, "o2", "o1")
+    with raises(Reason.BROKER_SERVES):
+        promote(rows, "a")
+    report(rows, "o2", ttl_ms=0)
+    promoted = promote(rows, "a", log_end=480)
+    assert promoted == CopySet(term=1, version=2, promoted="a", durable_end=480)
+    assert promote(rows, "a") == promoted, "a repeat changes nothing"
+    with pytest.raises(FolderRefusedError):
+        report(rows, "o3", "o2", "o1")
+    report(rows, "copy", "o1", "a", log_end=480)
+    with pytest.raises(FolderRefusedError):
+        report(rows, "o3", "o2", "o1")
+    with raises(Reason.COPY_SET_TAKEN):
+        change(rows, opening="o2", version=1)
+    assert change(rows, "b", opening="copy", version=1, term=0).members == ()
+    assert change(rows, "b", opening="copy", version=2, term=1).members == ("b",)
+
+
+def test_promotion_is_over_when_a_broker_serves_again(rows: Rows) -> None:
+    """It takes messages that a copy lacks which was promoted before, and was not used."""
+    change(rows, "a", version=0)
+    report(rows, "o1", ttl_ms=0)
+    assert promote(rows, "a").promoted == "a"
+    report(rows, "o2", "o1", "a")
+    assert change(rows, opening="o2", term=0, version=1).promoted == "a"
+    assert change(rows, opening="o2", term=-1, version=0).promoted == ""
+    report(rows, "o2", ttl_ms=0)
+    with raises(Reason.COPY_LACKS_ACKED):
+        promote(rows, "a")
+
+
+def test_copy_is_promoted_with_a_loss_only_if_that_is_said(rows: Rows) -> None:
+    change(rows, "a", version=0)
+    change(rows, "a", version=1, durable_end=500)
+    report(rows, "o1", ttl_ms=0)
+    with raises(Reason.COPY_LACKS_ACKED):
+        promote(rows, "spare")
+    with raises(Reason.COPY_LACKS_ACKED):
+        promote(rows, "a", log_end=499)
+    assert promote(rows, "spare", lose=True).promoted == "spare"
+
+
+def test_copy_of_another_folder_is_not_promoted_whatever_is_given_up(rows: Rows) -> None:
+    """As in another cluster that has a group of the same name."""
+    change(rows, "a", version=0)
+    report(rows, "o1", ttl_ms=0)
+    request = PromoteCopy(copy_id="a", broker_id="another", log_end=500, lose=True)
+    with raises(Reason.COPY_OF_OTHER_FOLDER):
+        rows.run(promote_copy, "g1", request)
+    assert rows.run(read_copy_set, "g1") == CopySet(members=("a",), version=1)
+
+
+def test_proposal_of_an_earlier_process_is_void_when_a_broker_has_started(rows: Rows) -> None:
+    """Also if its folder could not be given a new opening, because the disk was full."""
+    rows.run(set_copies, "g1", SetCopies(wanted=2))
+    begun = rows.run(change_copy_set, "g1", ChangeCopySet(broker_id="folder", opening="o1"))
+    assert begun == CopySet(wanted=2, version=2)
+    assert change(rows, "a", version=1).members == ()
+
+
+def test_repeated_promotion_is_refused_when_the_copy_has_less_by_then(rows: Rows) -> None:
+    change(rows, "a", version=0)
+    report(rows, "o1", ttl_ms=0)
+    promote(rows, "a")
+    with raises(Reason.COPY_LACKS_ACKED):
+        promote(rows, "a", log_end=499)
+
+
+def test_set_is_emptied_when_another_folder_is_the_groups(rows: Rows) -> None:
+    change(rows, "a", version=0, durable_end=500)
+    rows.run(forget_copies, "g1")
+    assert rows.run(read_copy_set, "g1") == CopySet(version=2)
+
+
+def test_list_of_brokers_says_how_many_folders_each_has_and_is_to_have(rows: Rows) -> None:
+    def text() -> str:
+        [view] = rows.run(broker_views)
+        return view.folders_text
+
+    assert text() == "1"
+    rows.run(set_copies, "g1", SetCopies(wanted=2))
+    assert text() == "1 of 2: too few"
+    change(rows, "a", version=1)
+    assert text() == "2 of 2"
+    rows.run(set_copies, "g1", SetCopies(wanted=1))
+    assert text() == "2 of 1"
+
+
+def test_empty_folder_is_told_to_promote_a_copy_when_the_group_has_one(rows: Rows) -> None:
+    """An evacuation would give it up."""
+    rows.run(plan_subject, CreateSubject(subject="s", partitions=1), subjects_max=10)
+    change(rows, "a", version=0)
+    report(rows, "o1", ttl_ms=0)
+    empty = BrokerHeartbeat(broker_group="g1", broker_id="another", address="g1:2")
+    with raises(Reason.FOLDER_HAS_COPIES, match="1 copy of it may take its place"):
+        rows.run(store_report, empty, ttl_ms=TTL_MS)
+
+
+def test_set_is_empty_in_a_restored_database() -> None:
+    """Acks may have gone on without the copies that the backup names."""
+    stored = {
+        "broker_group": "g1",
+        "wanted": 3,
+        "members": '["a"]',
+        "term": 2,
+        "version": 5,
+        "promoted": "b",
+        "durable_end": 500,
+    }
+    rows = Rows()
+    rows.run(store_rows, [("copy_sets", stored)], route_version=1, broker_ttl_ms=TTL_MS)
+    report(rows, "o1")
+    restored = rows.run(read_copy_set, "g1")
+    assert (restored.wanted, restored.members, restored.term, restored.promoted) == (3, (), 2, "")
+    assert restored.version > 1_000, "a proposal that is under way comes too late"
