@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import SHORT_TEXT_CHARS_MAX, BrokerHeartbeat
-from ..protocol.endpoints import ACCESS_NEWS, BROKER, NOTE_AUDIT
+from ..protocol.endpoints import ACCESS_NEWS, BROKER, CHANGE_COPY_SET, NOTE_AUDIT
 from ..protocol.errors import AddressError, Reason
 from ..protocol.frames import CancelScheduled, Follow, Schedule
 from ..protocol.http.access import AuditEvent, NoteAudit
@@ -45,7 +45,8 @@ from ..rpc.threads.worker_thread import WorkerThread
 from .control import BrokerControl
 from .copies.follow_service import FollowService
 from .copies.follower import Follower
-from .metrics import BrokerMetrics, collect_copies, expire_series_loop
+from .copies.set_keeper import SetKeeper
+from .metrics import BrokerMetrics, collect_copies, collect_copy_set, expire_series_loop
 from .parking import Parking
 from .peers import Peers
 from .posting import MessagePosting
@@ -62,6 +63,7 @@ from .storage.data_folder import (
     Opening,
     begin_opening,
     claim_folder,
+    has_copies,
     read_operators,
     record_heard,
     save_operators,
@@ -271,7 +273,12 @@ async def serving_broker(
         def report() -> BrokerHeartbeat:
             is_accepted, untold = not registration.problem, retention.untold
             return _build_report(
-                folder_state, settings, address, untold=untold, is_accepted=is_accepted
+                folder_state,
+                settings,
+                address,
+                untold=untold,
+                is_accepted=is_accepted,
+                waits_for_copies=keeper.problem,
             )
 
         meta = MetaClient(network, settings.meta)
@@ -289,6 +296,7 @@ async def serving_broker(
             on_access=lambda news: (
                 None if broker_guard is None else broker_guard.judge.update_news(news)
             ),
+            awaits_copies=has_copies(files),
         )
         retention = RetentionLoop(
             store,
@@ -309,7 +317,23 @@ async def serving_broker(
             clock=clock,
             run_read=pools.background,
             background_turn=service.wait_background_turn,
+            is_accepted=lambda: registration.is_current,
         )
+        keeper = SetKeeper(
+            store,
+            files,
+            broker_group=folder_state.identity.broker_group,
+            broker_id=folder_state.identity.broker_id,
+            opening=folder_state.opening.opening,
+            change=partial(meta.call, CHANGE_COPY_SET, group=folder_state.identity.broker_group),
+            is_registered=lambda: not registration.problem,
+            run_blocking=pools.background,
+            clock=clock,
+            rng=rng,
+            lag_ms=settings.copy_lag_ms,
+        )
+        following.on_report, following.may_be_ahead = keeper.note_report, keeper.may_be_ahead
+        keeper.on_copied = registration.note_copied
         service.register_handler(Follow, following.follow)
         peers = Peers(service, folder_state.identity.broker_group, settings.meta, network)
         for close in (peers.close, scheduler.close):
@@ -326,7 +350,8 @@ async def serving_broker(
             retention=lambda: retention.problem,
             removed_from_ms=retention.removed_from_ms,
             scheduled=scheduler.view,
-            copies=following.view,
+            copies=lambda: following.view(keeper.commitment.members or ()),
+            waits_for_copies=lambda: keeper.problem,
             metaservers=settings.meta,
         )
         posting = MessagePosting(peers, clock=clock, rng=rng)
@@ -341,6 +366,7 @@ async def serving_broker(
         parking = Parking(store, service, clock=clock, folder_ownership=registration)
         metrics = _create_metrics(store, files, service, clock, broker_guard)
         metrics.add(partial(collect_copies, following.lag_bytes))
+        metrics.add(partial(collect_copy_set, keeper))
         routes = _collect_routes(
             control, posting, peers, scheduling, parking, metrics, metaservers=settings.meta
         )
@@ -348,11 +374,13 @@ async def serving_broker(
         address = await stack.enter_async_context(listen(routes, service, metrics, guard))
         stack.callback(service.close)
         stack.callback(following.close)
+        stack.push_async_callback(keeper.close)
         loops = [
             registration.run(),
             retention.run(),
             scheduler.run(posting, registration),
             expire_series_loop(store, clock),
+            keeper.run(),
         ]
         _start_loops(stack, loops if broker_guard is None else [*loops, broker_guard.audit.run()])
         yield RunningBroker(address, folder_state.identity, store, retention.apply_settings)
@@ -521,10 +549,11 @@ def _build_report(
     *,
     untold: tuple[int, ...],
     is_accepted: bool,
+    waits_for_copies: str,
 ) -> BrokerHeartbeat:
     """Build the broker's report. Earlier openings are omitted if the last report was accepted."""
     identity, store, opening, _ = opened
-    reason = store.commit.refusal_reason
+    reason = store.commit.refusal_reason or waits_for_copies
     return BrokerHeartbeat(
         broker_group=identity.broker_group,
         broker_id=identity.broker_id,
@@ -604,9 +633,13 @@ def tune_interpreter() -> None:
     gc.freeze()
 
 
-async def run_follower(settings: BrokerSettings, stop: asyncio.Event) -> None:
+async def run_follower(
+    settings: BrokerSettings, stop: asyncio.Event, *, network: Network | None = None
+) -> None:
     """
     Keep the data folder a copy of that of the group's broker until `stop` is set.
+
+    A caller that passes a `network` must close it.
 
     Raises:
         DataFolderError, FolderRefusedError, StorageError: the folder cannot follow the broker.
@@ -616,7 +649,7 @@ async def run_follower(settings: BrokerSettings, stop: asyncio.Event) -> None:
         stack.callback(files.close)
         write = WorkerThread("copy")
         stack.callback(write.close)
-        network = _own_network(stack, settings, ServedNetwork(settings))
+        network = network or _own_network(stack, settings, ServedNetwork(settings))
         await write(files.lock)
         restrict_permissions(str(settings.data))
         follower = Follower(

@@ -46,7 +46,7 @@ from ..protocol.reprocess.holds import Held, SetHold
 from ..protocol.text import parse_number
 from ..rpc.operating.probes import probe_routes
 from ..rpc.server import ControlRoute, Params, whole_number
-from .folder_ownership import FolderOwnership, check_folder_ownership
+from .folder_ownership import FolderOwnership, check_copied, check_folder_ownership
 from .partition.damage import describe_damage
 from .partition.partition import HostedPartition
 from .store.group_changes import drop_partition, forget_group, register_groups_at, set_cursor
@@ -123,8 +123,8 @@ same reason.
 
 
 class BrokerControl:
-    """Answers control calls from a store's state. `registration`, `retention` and `refusal` return
-    the current problem, or "" if there is none.
+    """Answers control calls from a store's state. `registration`, `retention`, `refusal` and
+    `waits_for_copies` return the current problem, or "" if there is none.
     """
 
     def __init__(
@@ -142,6 +142,7 @@ class BrokerControl:
         refusal: Callable[[], str] = lambda: "",
         scheduled: Callable[[], Mapping[str, object]] = dict,
         copies: Callable[[], Mapping[str, object]] = dict,
+        waits_for_copies: Callable[[], str] = lambda: "",
         metaservers: Sequence[str] = (),
     ) -> None:
         self._store = store
@@ -156,6 +157,7 @@ class BrokerControl:
         self._refusal = refusal
         self._scheduled = scheduled
         self._copies = copies
+        self._waits_for_copies = waits_for_copies
         self._metaservers = metaservers
         self._hosted_ids: list[int] = []
         """The sorted ids of the hosted partitions, as of version `_hosted_ids_version` of the
@@ -208,6 +210,7 @@ class BrokerControl:
         """Return a page of the hosted partitions, sorted by id: at most `limit` partitions with ids
         above `after_id`, and fewer if they have many groups.
         """
+        await check_copied(self._folder_ownership)
         after_id = whole_number(params, "after", -1, low=-1)
         limit = whole_number(params, "limit", LISTED_MAX, low=1, high=LISTED_MAX)
         partitions = self._store.state.partitions
@@ -235,6 +238,7 @@ class BrokerControl:
 
     async def describe(self, _body: object, params: Params) -> PartitionStatus:
         """Return the status of a partition with all its groups, or with the requested one."""
+        await check_copied(self._folder_ownership)
         partition = self._store.state.partition(partition_id_of(params))
         status = partition.status(now_ms=self._clock.boot_ms(), group=params.get("group"))
         return replace(
@@ -254,6 +258,7 @@ class BrokerControl:
         at_ms = parse_number(text)
         if at_ms is None or len(text) > 18:
             raise InvalidRequestError(f"at_ms must be milliseconds since 1970, not {text[:40]!r}")
+        await check_copied(self._folder_ownership)
         offset = await self._store.find_offset_at(partition, at_ms, TimeBound(bound))
         return FoundOffset(
             offset=offset,
@@ -265,6 +270,7 @@ class BrokerControl:
         """Return the bounds of partitions, and the offsets that correspond to times and groups.
         Partitions that are not hosted are omitted.
         """
+        await check_copied(self._folder_ownership)
         return BoundsList(
             broker_group=self._broker_group,
             partitions=[
@@ -384,7 +390,10 @@ class BrokerControl:
         """
         read_only = self._store.commit.refusal_reason
         refusal = self._refusal()
-        reason = read_only or (refusal and f"the metaserver refuses this broker: {refusal}")
+        waits = self._waits_for_copies()
+        reason = (
+            read_only or waits or (refusal and f"the metaserver refuses this broker: {refusal}")
+        )
         snapshot_problem = self._store.snapshotter.problem
         return Health(
             program="broker",
@@ -396,7 +405,7 @@ class BrokerControl:
                 "broker_id": self._broker_id,
                 "opening": self._opening_name,
                 "metaservers": list(self._metaservers),
-                "writable": not read_only,
+                "writable": not (read_only or waits),
                 "registration": self._registration() or "registered",
                 "partitions": len(self._store.state.partitions),
                 "first_position": self._store.log.first_position,

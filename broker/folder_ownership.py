@@ -24,13 +24,24 @@ class FolderOwnership(Protocol):
 
     @property
     def has_reported(self) -> bool:
-        """True once the first report has been answered or has failed."""
+        """True once the first report has been answered or has failed, and `awaits_copies` is
+        false.
+        """
+        ...
+
+    @property
+    def awaits_copies(self) -> bool:
+        """True until the copies that acks wait for have what the log had at the start."""
+        ...
+
+    async def wait_copied(self) -> None:
+        """Wait until `awaits_copies` is false. Raises OverloadedError if that takes too long."""
         ...
 
     @property
     def accepted(self) -> bool:
         """True if a metaserver has accepted a report of this opening, and none has refused one
-        since. An older copy of the folder is never accepted.
+        since, and `awaits_copies` is false. An older copy of the folder is never accepted.
         """
         ...
 
@@ -39,7 +50,7 @@ class FolderOwnership(Protocol):
         ...
 
     async def wait_reported(self) -> None:
-        """Wait until `has_reported` is true."""
+        """Wait until `has_reported` is true. Raises OverloadedError if copies take too long."""
         ...
 
 
@@ -55,3 +66,18 @@ async def check_folder_ownership(folder_ownership: FolderOwnership | None) -> No
         raise WrongBrokerError(
             f"this broker does not serve its group: {folder_ownership.set_aside}"
         )
+
+
+async def check_copied(folder_ownership: FolderOwnership | None) -> None:
+    """
+    Wait until copies have what the log had at the start. Call this before every answer about what
+    is stored. A folder that a metaserver refuses is no longer copied, and is read as it is, also by
+    an operator who accepts it.
+
+    Raises:
+        OverloadedError: it takes too long.
+    """
+    if folder_ownership is None or folder_ownership.set_aside:
+        return
+    if folder_ownership.awaits_copies:
+        await folder_ownership.wait_copied()

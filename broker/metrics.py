@@ -23,6 +23,8 @@ from .store.traffic import OTHER, Flow
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
+    from .copies.set_keeper import SetKeeper
+
 log = logging.getLogger("keylane.broker")
 SCANNED_MAX = 20_000
 """The maximum number of partitions that are examined in one scrape."""
@@ -267,10 +269,39 @@ class BrokerMetrics:
 
 
 async def collect_copies(lag_bytes: Callable[[], Mapping[str, int]]) -> Iterable[Metric]:
-    """Return the metrics of the copies of the data folder."""
+    """Return how far the copies of the data folder are behind."""
     lags: dict[Labels, float] = {(("copy", copy_id),): lag for copy_id, lag in lag_bytes().items()}
     text = "Bytes of the commit log that a copy does not have yet."
     return [labelled("keylane_broker_copy_lag_bytes", text, lags)]
+
+
+async def collect_copy_set(keeper: SetKeeper) -> Iterable[Metric]:
+    """Return the metrics of the set of copies that acks wait for. How many there are to be is left
+    out while the broker does not know it.
+    """
+    stored = keeper.stored
+    wanted: dict[Labels, float] = {} if stored is None else {(): stored.wanted - 1}
+    in_set: dict[Labels, float] = {} if stored is None else {(): len(stored.members)}
+    text = "Copies that acks are to wait for: the data folders wanted, without the broker's own."
+    return [
+        labelled("keylane_broker_copies_wanted", text, wanted),
+        labelled("keylane_broker_copies_in_set", "Copies that acks wait for.", in_set),
+        histogram(
+            "keylane_broker_copy_wait_seconds",
+            "From the sync of a group commit here until all copies of the set have synced it.",
+            keeper.waits,
+        ),
+        labelled(
+            "keylane_broker_copy_waiting_seconds",
+            "How long the group commit that waits for copies has waited; 0 if none waits.",
+            {(): keeper.waiting_ms / 1000},
+        ),
+        counter(
+            "keylane_broker_set_changes_total",
+            "Changes of the set of copies that acks wait for.",
+            keeper.changes,
+        ),
+    ]
 
 
 async def expire_series_loop(store: Store, clock: Clock) -> None:

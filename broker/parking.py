@@ -81,7 +81,7 @@ from ..rpc.plane.prompt import Handled
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
 from .answering.request_checks import check_owner
 from .control import partition_id_of
-from .folder_ownership import FolderOwnership, check_folder_ownership
+from .folder_ownership import FolderOwnership, check_copied, check_folder_ownership
 from .partition.park_views import (
     build_adoption_page,
     build_parked_list,
@@ -276,6 +276,7 @@ class Parking:
     # ── operators ─────────────────────────────────────────────────────────────────────────────────
     async def list_keys(self, _body: object, params: Params) -> ParkedList:
         """Return a page of the keys that a group has parked on a partition."""
+        await check_copied(self._folder_ownership)
         check_params(PARKED, params)
         first = whole_number(params, "first", 0, low=0)
         count = whole_number(params, "count", LISTED_KEYS_DEFAULT, low=1, high=LISTED_KEYS_MAX)
@@ -307,6 +308,7 @@ class Parking:
 
     async def list_offsets(self, _body: object, params: Params) -> ParkedOffsets:
         """Return the partitions and offsets of a key's parked messages."""
+        await check_copied(self._folder_ownership)
         check_params(PARKED_OFFSETS, params)
         first = whole_number(params, "first", 0, low=0)
         count = whole_number(params, "count", PARKED_ROWS_MAX, low=1)

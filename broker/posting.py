@@ -346,6 +346,7 @@ class MessagePosting:
                 logic_offset=partition.logic_start + offset if post.static else None,
                 durable=answer.durable,
                 duplicate=answer.duplicate,
+                copies=answer.copies,
             )
 
 

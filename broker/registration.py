@@ -20,17 +20,21 @@ from ..protocol.control import BrokerHeartbeat, BrokerWelcome, quiet_limit_ms
 from ..protocol.errors import (
     FolderRefusedError,
     KeylaneError,
+    OverloadedError,
     RefusedError,
     RetryRule,
     UnreachableError,
 )
 from ..protocol.log_filter import LogFilter
+from .copies.commitment import WAITS_FOR_COPIES
 
 log = logging.getLogger("keylane.broker")
 
 WAITS = Backoff(first_ms=50, max_ms=1_000)
 FIRST_REPORT_MS_MAX = 2_000
 """The maximum time that a client's call waits for the broker's first report, in milliseconds."""
+COPIED_MS_MAX = 5_000
+"""The maximum time that a client's call waits for copies after the start, in milliseconds."""
 START_MS = 5_000
 """For how long after the start an unreachable metaserver is logged at INFO instead of WARNING, in
 milliseconds.
@@ -63,9 +67,11 @@ class Registration:
         on_missed: Callable[[], object] | None = None,
         on_fence: Callable[[int], Awaitable[object]] | None = None,
         on_access: Callable[[AccessNews], None] = lambda _news: None,
+        awaits_copies: bool = False,
     ) -> None:
         """
         Args:
+            awaits_copies: True if no client is served before `note_copied` is called.
             on_accepted: called once, when a metaserver accepts a report for the first time.
             on_missed: called when the metaserver says that this broker may have missed the creation
                 of a consumer group.
@@ -101,16 +107,21 @@ class Registration:
         self.cluster_version = ""
         """The lowest version of all members, according to the last answer; "" if unknown."""
         self.has_reported = False
-        """True once the first report has been answered or has failed. Until then `set_aside` is
-        unknown.
+        """True once the first report has been answered or has failed, and copies have what the log
+        had at the start. Until then `set_aside` is unknown.
         """
+        self.awaits_copies = awaits_copies
+        """True until the copies that acks wait for have what the log had when the broker was
+        started: until then it is not known what was durable.
+        """
+        self._copied = asyncio.Event()
         self._first_report_ended = asyncio.Event()
         """Set together with `has_reported`."""
 
     @property
     def accepted(self) -> bool:
-        """True if a metaserver has accepted a report and has not set this broker aside since
-        then.
+        """True if a metaserver has accepted a report and has not set this broker aside since then,
+        and `awaits_copies` is false.
         """
         return self._accepted.is_set()
 
@@ -126,9 +137,34 @@ class Registration:
             async with asyncio.timeout(FIRST_REPORT_MS_MAX / 1000):
                 await self._first_report_ended.wait()
         self._set_reported()
+        if self.awaits_copies:
+            await self.wait_copied()
+
+    async def wait_copied(self) -> None:
+        """Wait until `awaits_copies` is false. Raises OverloadedError if that takes too long."""
+        try:
+            async with asyncio.timeout(COPIED_MS_MAX / 1000):
+                await self._copied.wait()
+        except TimeoutError:
+            raise OverloadedError(WAITS_FOR_COPIES, retry_after_ms=100) from None
+
+    @property
+    def is_current(self) -> bool:
+        """True if a metaserver has accepted a report of this opening, and has not set this broker
+        aside since then, whether it awaits copies or not.
+        """
+        return self._was_accepted and not self.set_aside
+
+    def note_copied(self) -> None:
+        """Note that the copies have what the log had when the broker was started."""
+        self.awaits_copies = False
+        self.has_reported = self._first_report_ended.is_set()
+        self._copied.set()
+        if not self.problem:
+            self._accepted.set()
 
     def _set_reported(self) -> None:
-        self.has_reported = True
+        self.has_reported = not self.awaits_copies
         self._first_report_ended.set()
 
     async def run(self) -> None:
@@ -166,7 +202,8 @@ class Registration:
                 self.set_aside = ""
                 self.cluster_version = welcome.cluster_version
                 self._set_reported()
-                self._accepted.set()
+                if not self.awaits_copies:
+                    self._accepted.set()
                 if not self._was_accepted and self._on_accepted is not None:
                     await self._on_accepted()
                 self._was_accepted = True

@@ -57,7 +57,7 @@ from ..protocol.scheduled.receipt import (
 from ..protocol.text import format_time
 from ..rpc.plane.prompt import Handled
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
-from .folder_ownership import FolderOwnership, check_folder_ownership
+from .folder_ownership import FolderOwnership, check_copied, check_folder_ownership
 from .peers import Peers
 from .scheduled.records import ScheduledMessageRecord, bind_to_subject
 from .scheduled.schedule_index import ScheduledEntry
@@ -254,6 +254,7 @@ class Scheduling:
 
     async def list_soonest(self, _body: object, params: Params) -> ScheduledPage:
         """Return the next `limit` messages by delivery time, for all subjects or for one."""
+        await check_copied(self._folder_ownership)
         check_params(SCHEDULED, params)
         limit = whole_number(params, "limit", LISTED_DEFAULT, low=1, high=SCHEDULED_LISTED_MAX)
         now_ms = self._scheduler.calendar.reported_ms()

@@ -30,6 +30,7 @@ from ..protocol.frames import (
     Appended,
     ChangeParked,
     EditParked,
+    Follow,
     Handed,
     Pull,
     PullShared,
@@ -60,7 +61,7 @@ from .answering.stored_batches import check_read, read_batches
 from .answering.unpack_checks import UnpackChecks
 from .answering.waiting import LongPolls
 from .background import BackgroundBudget
-from .folder_ownership import FolderOwnership, check_folder_ownership
+from .folder_ownership import FolderOwnership, check_copied, check_folder_ownership
 from .partition.acks import apply_ack, decide_ack
 from .partition.partition import Group, HostedPartition
 from .partition.pull_lock import (
@@ -81,6 +82,8 @@ PromptHandler = Callable[[Any, memoryview, PromptCall, int], bool]
 in nanoseconds since boot.
 """
 _WITH_PAYLOAD = (Append, Schedule, ChangeParked, EditParked)
+_SERVED_ALWAYS = frozenset({Read, Follow})
+"""The requests that are served from every folder: they change nothing."""
 _LIVE = frozenset({Append, Pull, PullShared, Ack})
 """The requests that show that live clients are using the broker."""
 
@@ -131,8 +134,10 @@ class BrokerService:
         """
         kind = type(request)
         self._check_payload(kind, payload)
-        if kind is not Read:
+        if kind not in _SERVED_ALWAYS:
             await check_folder_ownership(self._folder_ownership)
+        elif kind is Read:
+            await check_copied(self._folder_ownership)
         if kind in _LIVE:
             self._budget.last_live_at_ms = self._clock.boot_ms()
         return await self._handlers[kind](request, payload)
@@ -195,7 +200,7 @@ class BrokerService:
                 call.refuse(error)
                 return
             store.traffic.appends.observe(self._boot_ns() - began_ns)
-            call.answer(Appended(base_offset, DURABLE, duplicate))
+            call.answer(Appended(base_offset, DURABLE, duplicate, store.commit.copy_wait.folders))
 
         base_offset, duplicate = store.append(
             request.partition_id, payload, on_durable, is_admitted=True, unpacks=unpacks

@@ -104,6 +104,13 @@ class BrokerSettings(ServingSettings):
     reader_threads: int = field(
         default=2, metadata={"doc": "threads that read old batches from the disk"}
     )
+    copy_lag_ms: int = field(
+        default=2_000,
+        metadata={
+            "doc": "milliseconds for which acks wait for a copy that is silent or slow, before the "
+            "broker goes on without it"
+        },
+    )
     scheduled_count_max: int = field(
         default=250_000,
         metadata={
@@ -147,6 +154,7 @@ class BrokerSettings(ServingSettings):
 _RANGES = {
     "port": (0, (1 << 16) - 1),
     "takeover_ms": (0, 3_600_000),
+    "copy_lag_ms": (100, 600_000),
     "segment_bytes": (4096, 1 << 40),
     "retention_ms": (0, 1 << 50),
     "retention_bytes": (0, 1 << 60),

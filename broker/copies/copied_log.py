@@ -4,10 +4,11 @@ through `Files`.
     bytes of a segment ─▶ appended, synced ─▶ their records are added to the trail
     a later segment    ─▶ the one before it is protected, as the broker does
     the broker's first position rises ─▶ segments before it are removed, oldest first
+    the broker lost what was not durable ─▶ cut to what both have
 
 Invariants
-    The log is a prefix of the broker's durable log above its first position, byte for byte; a crash
-    leaves a shorter one. Bytes are appended only where the log ends. A record is verified before it
+    The log is a prefix of the broker's log above its first position, byte for byte; a crash leaves
+    a shorter one. Bytes are appended only where the log ends. A record is verified before it
     is added to the trail; bytes that are no record, because the broker's log is damaged there, are
     kept as they are.
 """
@@ -15,35 +16,54 @@ Invariants
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
+from typing import NamedTuple
 
 import crc32c
 
 from ...protocol.errors import StorageError
 from ...protocol.record import HEADER_BYTES, MAGIC, Header, IncompleteRecord, read_record
 from ..storage.append_file import Buffer
-from ..storage.files import AppendFile, Files
-from ..storage.log.commit_log import FOLDER, segment_bases, segment_path
+from ..storage.files import READ_BYTES, AppendFile, Files
+from ..storage.log.commit_log import BARRIER, FOLDER, segment_bases, segment_path
 from ..storage.log.holes import Hole
-from ..storage.log.recovery import recover_log
+from ..storage.log.recovery import intact_records, recover_log
 from ..storage.log.trail import TrailWriter, trail_bases, trail_bytes, trail_path
 
 log = logging.getLogger("keylane.broker")
 
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
+_NO_BODY = memoryview(b"")
 COMPARED_BYTES = 4096
-"""How many of the last bytes of a copy's log are compared with the broker's when it connects."""
+"""How many bytes before the last positions are compared: they show that it is the same log."""
 
 
-def tail_start(segment: int, position: int) -> int:
-    """Return where the bytes before `position` begin that are compared, in the same segment."""
-    return max(segment, position - COMPARED_BYTES)
+class Tail(NamedTuple):
+    """The last bytes of a copy's log, which its broker compares with its own."""
+
+    start: int
+    position: int
+    """Their end."""
+    crc: int
+    """Their CRC-32C."""
 
 
-class _NoVisitor:
-    """Looks at nothing: the records of a copy are applied when it is promoted."""
+class _Positions:
+    """The positions of the newest record with BARRIER and of those after it: the records of a copy
+    are applied when it is promoted.
+    """
 
-    def on_record(self, header: Header, body: memoryview) -> None:
+    def __init__(self) -> None:
+        self.since_barrier: list[int] = []
+        self.has_barrier = False
+        """False if they may begin before the records that were seen."""
+
+    def on_record(self, header: Header, _body: memoryview = _NO_BODY) -> None:
         """See `Visitor`."""
+        if header.flags & BARRIER:
+            self.since_barrier.clear()
+            self.has_barrier = True
+        self.since_barrier.append(header.position)
 
     def on_hole(self, hole: Hole) -> None:
         """See `Visitor`."""
@@ -67,31 +87,97 @@ class CopiedLog:
         """The beginning of a record whose rest has not come."""
         self._is_damaged = False
         """True if the segment has bytes that are no record."""
-        self.has_lost_end = False
-        """True if the folder lacks bytes at its end that it had synced."""
+        self._positions = _Positions()
+        self.has_lost_bytes = False
+        """True if the folder lacks bytes that it had synced."""
         if self._bases:
             self._recover()
 
     def _recover(self) -> None:
         """Cut what a crash has left unfinished: above the trail, no byte is known to be synced."""
         recovered = recover_log(
-            self._files, _NoVisitor(), start=self._bases[-1], trusts_barriers=False
+            self._files, self._positions, start=self._bases[-1], trusts_barriers=False
         )
-        self.has_lost_end = recovered.bases != self._bases
+        self.has_lost_bytes = recovered.bases != self._bases or any(
+            self._files.size(segment_path(base)) != following - base
+            for base, following in pairwise(self._bases)
+        )
         self._bases, self.end = recovered.bases, recovered.end
+        for base in reversed(self._bases[:-1]):
+            if self._positions.has_barrier:
+                return
+            later, self._positions = self._positions.since_barrier, _Positions()
+            for header in intact_records(self._files, base, base):
+                self._positions.on_record(header)
+            self._positions.since_barrier += later
 
     @property
     def segment(self) -> int:
         """The position at which the last segment begins."""
         return self._bases[-1] if self._bases else -1
 
-    def tail_crc(self) -> int:
-        """Return the CRC-32C of the last bytes; see `Follow.tail_crc`."""
-        if self.end < 0:
-            return -1
-        start = tail_start(self.segment, self.end)
-        data = self._files.pread(segment_path(self.segment), start - self.segment, self.end - start)
-        return crc32c.crc32c(data)
+    @property
+    def barrier_position(self) -> int:
+        """The position of the newest record with BARRIER, before which nothing is ever cut; the
+        first position if there is none.
+        """
+        since_barrier = self._positions.since_barrier
+        return since_barrier[0] if since_barrier else self.first_position
+
+    def last_positions(self) -> list[int]:
+        """
+        Return the positions at which the log may differ from its broker's, and its end.
+
+        The first one is that of the newest record with BARRIER: all bytes before it were durable at
+        the broker and at every copy that acks waited for. Each later one begins a record.
+        """
+        return [*self._positions.since_barrier, self.end]
+
+    def tail(self, position: int, first_position: int) -> Tail:
+        """
+        Return the bytes before one of the last positions that are to be compared.
+
+        Args:
+            first_position: where the broker's log begins, as far as that is known.
+        """
+        lowest = max(first_position, self.first_position)
+        start = min(position, max(lowest, self.last_positions()[0] - COMPARED_BYTES))
+        crc = 0
+        for base, end in pairwise([*self._bases, self.end]):
+            at, last = max(base, start), min(end, position)
+            while at < last:
+                length = min(last - at, READ_BYTES)
+                data = self._files.pread(segment_path(base), at - base, length)
+                crc = crc32c.crc32c(data, crc)
+                at += length
+        return Tail(start, position, crc)
+
+    def cut(self, position: int) -> None:
+        """
+        Remove what follows a position, at which a record begins, durably.
+
+        A crash leaves a log that ends later. The trail of the segment is begun anew, because it
+        must not name what is cut. Raises StorageError.
+        """
+        self.close()
+        kept = [base for base in self._bases if base < position] or self._bases[:1]
+        for base in trail_bases(self._files):
+            if base >= kept[-1]:
+                self._files.remove(trail_path(base))
+        self._files.sync_folder(FOLDER)
+        for base in reversed(self._bases[len(kept) :]):
+            self._files.remove(segment_path(base))
+            self._files.sync_folder(FOLDER)
+        self._files.unprotect(segment_path(kept[-1]))
+        file = self._files.open_append(segment_path(kept[-1]))
+        try:
+            file.truncate(position - kept[-1])
+            file.fdatasync()
+        finally:
+            file.close()
+        self._bases, self.end = kept, position
+        since_barrier = self._positions.since_barrier
+        since_barrier[:] = [each for each in since_barrier if each < position]
 
     @property
     def first_position(self) -> int:
@@ -154,6 +240,7 @@ class CopiedLog:
                 end = start + header.length
                 whole = trail_bytes(header.kind, header.length) > HEADER_BYTES
                 pieces.append(data[start : end if whole else start + HEADER_BYTES])
+                self._positions.on_record(header)
                 start = end
                 continue
             if not self._is_damaged:
@@ -184,6 +271,7 @@ class CopiedLog:
         for base in sorted({*self._bases, *trail_bases(self._files)}):
             self._remove(base)
         self._bases, self.end = [], -1
+        self._positions = _Positions()
 
     def _remove(self, base: int) -> None:
         for path in (trail_path(base), segment_path(base)):

@@ -6,23 +6,23 @@ ends.
                       ├─ position = end ─▶ waits for a commit, at most wait_ms
                       ╰─ bytes of one segment, at most bytes_max
 
-Acks of producers do not wait for copies. A copy that is far behind reads like a job: clients that
-are served come first.
+A copy that is far behind reads like a job: clients that are served come first.
 
 Invariants
-    Nothing above the durable end is answered.
+    Only a copy that acks wait for gets what is not durable yet.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import crc32c
 
 from ...protocol.clock import Clock
+from ...protocol.copies import COPY_ID_CHARS_MAX
 from ...protocol.errors import (
     CorruptLogError,
     FolderRefusedError,
@@ -35,7 +35,7 @@ from ...protocol.ids import check_name
 from ...protocol.limits import PULL_WAIT_MS_MAX
 from ...rpc.answer_budget import reserve_bytes
 from ...rpc.plane.prompt import Handled
-from .copied_log import tail_start
+from ..storage.files import READ_BYTES
 
 if TYPE_CHECKING:
     from ..store.group_commit import RunBlocking
@@ -45,21 +45,29 @@ FOLLOW_BYTES_MAX = 3 << 20
 """The largest number of bytes in an answer; a frame has at most 4 MiB."""
 NEAR_BYTES = 4 << 20
 """A copy that is no further behind is answered before jobs."""
-COPIES_MAX = 16
-"""The largest number of copies that are remembered."""
+REMEMBERED_MAX = 64
+"""The largest number of copies that are remembered, the last ones that have asked; one that is
+forgotten counts again when it connects anew. It is also the largest number of followers of each.
+"""
+TAIL_BYTES_MAX = 2 << 30
+"""The largest number of bytes that are compared: the largest commit has less."""
 FORGET_MS = 60_000
 """After this time without a request a copy is forgotten."""
 
 
-@dataclass(frozen=True, slots=True)
-class CopyStanding:
-    """How far a copy has come."""
+@dataclass(slots=True)
+class KnownCopy:
+    """What is known of a copy."""
 
     copy_id: str
-    position: int
-    """The end of its durable log."""
-    at_ms: int
+    position: int = -1
+    """The end of its durable log; -1 while it has none."""
+    at_ms: int = 0
     """When it said so, by the boot clock."""
+    is_compared: bool = False
+    """True if its log was compared with that of this opening, or began in it."""
+    followers: list[str] = field(default_factory=list)
+    """The names of its followers, the last one at the end."""
 
 
 class FollowService:
@@ -68,6 +76,8 @@ class FollowService:
 
     Args:
         background_turn: waits until a job's read may begin, and returns how many bytes it may have.
+        is_accepted: returns True if a metaserver has accepted this opening of the folder, and none
+            has refused it since. A copy follows no other: it might lose what only it has.
     """
 
     def __init__(
@@ -80,6 +90,7 @@ class FollowService:
         clock: Clock,
         run_read: RunBlocking,
         background_turn: Callable[[int], Awaitable[int]],
+        is_accepted: Callable[[], bool] = lambda: True,
     ) -> None:
         self._store = store
         self._broker_group = broker_group
@@ -88,50 +99,74 @@ class FollowService:
         self._boot_ms = clock.boot_ms
         self._run_read = run_read
         self._background_turn = background_turn
-        self._standings: dict[str, CopyStanding] = {}
+        self._is_accepted = is_accepted
+        self._copies: dict[str, KnownCopy] = {}
+        """The last copies that have asked, by id; the last one is at the end."""
         self._waiters: set[asyncio.Future[None]] = set()
         self._is_closed = False
+        self.on_report: Callable[[str, int], None] = lambda _copy_id, _position: None
+        """Called with the id of a copy and the end of its log, if that is part of this log."""
+        self.may_be_ahead: Callable[[str], bool] = lambda _copy_id: False
+        """Returns True for a copy that gets a commit before it is durable, since acks wait for it.
+        """
+        store.commit.copy_wait.on_write = self._wake
         store.commit.on_commit.append(self._wake)
 
     @property
-    def standings(self) -> list[CopyStanding]:
-        """The copies that follow."""
+    def standings(self) -> list[KnownCopy]:
+        """The copies that follow, and have a log."""
         now_ms = self._boot_ms()
-        return [each for each in self._standings.values() if now_ms - each.at_ms < FORGET_MS]
+        return [
+            each
+            for each in self._copies.values()
+            if each.position >= 0 and now_ms - each.at_ms < FORGET_MS
+        ]
 
     def lag_bytes(self) -> dict[str, int]:
-        """Return how many bytes of the log each copy lacks."""
-        end = self._store.log.end
-        return {each.copy_id: end - each.position for each in self.standings}
+        """Return how many bytes of the log each copy lacks, with those of a commit that waits for
+        copies.
+        """
+        end = self._store.log.written_end
+        return {each.copy_id: max(0, end - each.position) for each in self.standings}
 
-    def view(self) -> dict[str, object]:
-        """Return, for operators, how far each copy is behind."""
-        return {copy_id: f"{lag} bytes behind" for copy_id, lag in self.lag_bytes().items()}
+    def view(self, in_set: Collection[str]) -> dict[str, object]:
+        """Return, for operators, how far each copy is behind, and whether it is in the set."""
+        return {
+            copy_id: {"bytes_behind": lag, "in_set": copy_id in in_set}
+            for copy_id, lag in sorted(self.lag_bytes().items())
+        }
 
     async def follow(self, request: Follow, _payload: memoryview) -> Handled:
         """
         Answer a copy.
 
         Raises:
-            WrongBrokerError: it follows another broker group.
+            WrongBrokerError: it follows another broker group, or this broker is not the group's.
             InvalidRequestError
-            FolderRefusedError: its log is not the beginning of this broker's.
+            FolderRefusedError: its log is not the beginning of this broker's, or a later follower
+                has a folder with the same id.
         """
         log = self._store.log
         self._check(request)
+        copy = self._remember(request.copy_id)
+        self._check_follower(copy, request.follower)
         position = request.position
+        if 0 <= request.tail_start < log.first_position < position:
+            return self._answer(log.first_position), b""  # what is to be compared was removed
+        if request.tail_start >= 0 and position > log.first_position:
+            await self._compare(request)
+        if position < 0 or (request.tail_start >= 0 and position >= log.first_position):
+            copy.is_compared = True
         if position >= 0:
-            self._note(request)
-        if request.tail_crc >= 0 and log.first_position < position <= log.end:
-            await self._compare(position, request.tail_crc)
-        if position == log.end and request.wait_ms and not self._is_closed:
+            self._note(copy, position)
+        if position >= self._end_for(request) and request.wait_ms and not self._is_closed:
             await self._wait(request.wait_ms)
         if position < log.first_position:
             return self._answer(log.first_position), b""
-        segment = self._segment_of(position)
-        length = min(log.segment_end(position), log.end) - position
-        length = min(length, request.bytes_max, FOLLOW_BYTES_MAX)
-        if log.end - position > NEAR_BYTES:
+        end = self._end_for(request)
+        segment, upto = log.segment_of(position, end)
+        length = max(0, min(upto - position, request.bytes_max, FOLLOW_BYTES_MAX))
+        if end - position > NEAR_BYTES and not self.may_be_ahead(request.copy_id):
             length = await self._background_turn(length)
         data = b""
         if length:
@@ -141,8 +176,21 @@ class FollowService:
             return self._answer(log.first_position), b""
         return self._answer(position, segment), data
 
+    def _end_for(self, request: Follow) -> int:
+        """Return the end of what a copy may have."""
+        log = self._store.log
+        return log.written_end if self.may_be_ahead(request.copy_id) else log.end
+
     def _check(self, request: Follow) -> None:
+        if not self._is_accepted():
+            raise WrongBrokerError(
+                f"no metaserver has accepted this broker of group {self._broker_group}"
+            )
         check_name("copy", request.copy_id)
+        if len(request.copy_id) > COPY_ID_CHARS_MAX:
+            raise InvalidRequestError(
+                f"the id of a copy has at most {COPY_ID_CHARS_MAX} characters"
+            )
         if request.broker_group != self._broker_group:
             raise WrongBrokerError(
                 f"this broker serves group {self._broker_group}, not {request.broker_group}"
@@ -151,32 +199,62 @@ class FollowService:
             raise InvalidRequestError(
                 f"cannot send {request.bytes_max} bytes, nor wait {request.wait_ms} ms"
             )
-        if request.position > self._store.log.end:
+        tail_bytes = request.position - request.tail_start
+        if request.tail_start >= 0 and not 0 <= tail_bytes <= TAIL_BYTES_MAX:
+            raise InvalidRequestError(f"cannot compare {tail_bytes} bytes")
+        if request.position > self._store.log.written_end:
             raise FolderRefusedError(
                 Reason.COPY_DIFFERS,
                 f"the copy has the log up to position {request.position}, and this broker only "
-                f"up to {self._store.log.end}",
+                f"up to {self._store.log.written_end}",
                 broker_group=self._broker_group,
                 log_end=request.position,
-                known_log_end=self._store.log.end,
+                known_log_end=self._store.log.written_end,
             )
 
-    def _note(self, request: Follow) -> None:
-        self._standings.pop(request.copy_id, None)
-        self._standings[request.copy_id] = CopyStanding(
-            request.copy_id, request.position, self._boot_ms()
-        )
-        if len(self._standings) > COPIES_MAX:
-            del self._standings[next(iter(self._standings))]
+    def _remember(self, copy_id: str) -> KnownCopy:
+        """Return what is known of a copy, which is the last one that has asked now."""
+        copy = self._copies.pop(copy_id, None) or KnownCopy(copy_id)
+        self._copies[copy_id] = copy
+        if len(self._copies) > REMEMBERED_MAX:
+            del self._copies[next(iter(self._copies))]
+        return copy
 
-    async def _compare(self, position: int, tail_crc: int) -> None:
-        """Raise FolderRefusedError if a copy has other bytes before its end."""
-        start = tail_start(self._segment_of(position - 1), position)
-        data = await self._read(start, position - start)
-        if data and crc32c.crc32c(data) != tail_crc:
+    def _check_follower(self, copy: KnownCopy, name: str) -> None:
+        """Raise FolderRefusedError if a later follower has a folder with the same id: two folders
+        must not count as one.
+        """
+        if name not in copy.followers:
+            copy.followers = [*copy.followers[1 - REMEMBERED_MAX :], name]
+        if name != copy.followers[-1]:
+            raise FolderRefusedError(
+                Reason.COPY_TAKEN,
+                f"another follower has a folder with the id {copy.copy_id}",
+                broker_group=self._broker_group,
+            )
+
+    def _note(self, copy: KnownCopy, position: int) -> None:
+        copy.position, copy.at_ms = position, self._boot_ms()
+        if copy.is_compared:
+            self.on_report(copy.copy_id, position)
+
+    async def _compare(self, request: Follow) -> None:
+        """
+        Raise FolderRefusedError if a copy has other bytes before its end.
+
+        Raises:
+            CorruptLogError: they cannot be read here, or were removed meanwhile.
+        """
+        log, position, crc = self._store.log, request.tail_start, 0
+        while position < request.position:
+            _, end = log.segment_of(position, request.position)
+            length = min(end, position + READ_BYTES) - position
+            crc = crc32c.crc32c(await self._run_read(log.read, position, length), crc)
+            position += length
+        if crc != request.tail_crc:
             raise FolderRefusedError(
                 Reason.COPY_DIFFERS,
-                f"the copy has other bytes than this broker before position {position}",
+                f"the copy has other bytes than this broker before position {request.position}",
                 broker_group=self._broker_group,
             )
 
@@ -190,10 +268,6 @@ class FollowService:
                 return b""
             raise
         return data
-
-    def _segment_of(self, position: int) -> int:
-        """Return where the segment begins to which the byte at `position` belongs."""
-        return max(base for base in self._store.log.bases if base <= position)
 
     def _answer(self, position: int, segment: int | None = None) -> Followed:
         log = self._store.log

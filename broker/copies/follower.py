@@ -4,11 +4,14 @@
          ▲                     │ cut off, the broker is silent or moves
          ╰──── a pause ◀───────╯
     the log of the broker begins behind the copy ─▶ the copy begins anew
+    the broker has lost what was not durable     ─▶ the copy is cut to what both have
     the log of the broker is another one         ─▶ ends, and changes nothing
 
 Invariants
     A segment is removed here once the broker has removed it, and the copy has what the broker had
-    stored by then: retention repeats what is still needed of a segment before it removes it.
+    stored by then, in commits that are never cut: retention repeats what is still needed of a
+    segment before it removes it.
+    What was durable at the broker and at the copies that acks waited for is never cut.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ import logging
 import random
 from collections import deque
 from typing import NamedTuple
+
+import msgspec
 
 from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock
@@ -36,15 +41,21 @@ from ..storage.copy_file import COPY_PATH, CopyFile, read_copy_file, write_copy_
 from ..storage.data_folder import copy_origin, is_claimed, read_identity, read_opening
 from ..storage.files import Files
 from ..store.group_commit import RunBlocking
-from .copied_log import CopiedLog
+from .copied_log import CopiedLog, Tail
 from .follow_service import FOLLOW_BYTES_MAX
 
 log = logging.getLogger("keylane.broker")
 
 WAITS = Backoff(first_ms=100, max_ms=2_000)
-WAIT_MS = 10_000
+WAIT_MS = 1_000
 """How long a broker waits for a commit before it answers without bytes, in milliseconds."""
 CALL_TIMEOUT_MS = 10_000
+NOTED_EVERY_MS = 10_000
+"""How often the follower notes in its folder what is durable, in milliseconds."""
+
+
+_COMPARED = Tail(-1, -1, 0)
+"""Says that the log was compared with that of the broker's present opening."""
 
 
 class _Removal(NamedTuple):
@@ -81,12 +92,19 @@ class Follower:
         self._run_blocking = run_blocking
         self._boot_ms = clock.boot_ms
         self._new_id = f"{rng.getrandbits(128):032x}"
+        self._name = f"{rng.getrandbits(64):016x}"
+        """The name of this follower: another one may have a folder with the same id."""
         self._rng = rng
         self._failures = LogFilter()
         self._copy: CopyFile | None = None
         self._log: CopiedLog | None = None
         self._origin = "", ""
         """The broker's id and opening, as they are written in the folder; "" if they are not."""
+        self._broker_first = -1
+        """The first position of the broker's log, as it has said last."""
+        self._durable_end = -1
+        """The end of what the copy has and a broker has called durable."""
+        self._noted_ms = 0
         self._removals: deque[_Removal] = deque()
         self._was_told_complete = False
 
@@ -116,15 +134,23 @@ class Follower:
         copied = await self._run_blocking(self._open)
         pauses = WAITS.pauses(self._rng)
         broker: BrokerClient | None = None
-        tail_crc = -1
+        tail = _COMPARED
         try:
             while True:
                 try:
                     if broker is None:
                         broker = await self._find_broker()
-                        tail_crc = await self._run_blocking(copied.tail_crc)
-                    answer, payload = await broker.call(self._request(tail_crc), wait_ms=WAIT_MS)
-                    assert isinstance(answer, Followed)
+                        tail = await self._run_blocking(self._tail, copied.end)
+                    try:
+                        answer, payload = await self._ask(broker, tail)
+                    except FolderRefusedError as refused:
+                        # The broker was restarted, if the tail was not to be compared.
+                        if refused.reason is Reason.COPY_TAKEN:
+                            await self._run_blocking(self._take_new_id)
+                        elif tail is not _COMPARED:
+                            await self._cut_back(broker, refused)
+                        tail = await self._run_blocking(self._tail, copied.end)
+                        continue
                     self._check_broker(answer)
                 except FolderRefusedError:
                     raise
@@ -136,12 +162,19 @@ class Follower:
                     await asyncio.sleep(pauses.next_pause_ms() / 1000)
                     continue
                 pauses.reset()
-                if tail_crc < 0 <= self.end and answer.opening != self._origin[1]:
-                    # The broker was restarted, and may be on another copy of its folder.
-                    tail_crc = await self._run_blocking(copied.tail_crc)
+                was_restarted = tail is _COMPARED and answer.opening != self._origin[1]
+                began = self._broker_first
+                self._broker_first = answer.first_position
+                if self.end >= 0 and (was_restarted or began < answer.position < self.end):
+                    # The broker may be on another copy of its folder, or has removed the beginning
+                    # of what was to be compared.
+                    tail = await self._run_blocking(self._tail, copied.end)
                     continue
-                tail_crc = -1
+                begins = answer.position != self.end
+                if not begins:  # what it has was compared
+                    self._durable_end = max(self._durable_end, min(answer.end, self.end))
                 await self._run_blocking(self._store, answer, payload)
+                tail = await self._run_blocking(self._tail, self.end) if begins else _COMPARED
                 self._log_progress()
         finally:
             if broker is not None:
@@ -155,12 +188,14 @@ class Follower:
             names = set(self._files.list()) - {"lock", "lost+found", f"{COPY_PATH}.tmp"}
             if names:
                 raise DataFolderError(
+                    Reason.NOT_A_COPY,
                     f"{self._files.name()} is not a copy: it has {', '.join(sorted(names)[:5])}; "
                     "follow with an empty folder",
                     path=self._files.name(),
                 )
         elif self._copy.broker_group != self._broker_group:
             raise DataFolderError(
+                Reason.NOT_A_COPY,
                 f"{self._files.name()} is a copy of broker group {self._copy.broker_group}, not of "
                 f"{self._broker_group}",
                 path=self._files.name(),
@@ -169,9 +204,12 @@ class Follower:
         if is_claimed(self._files):
             identity, opening = read_identity(self._files), read_opening(self._files)
             self._origin = identity.broker_id, opening.opening
+        if self._copy is not None:
+            self._durable_end = self._copy.durable_end
         self._log = CopiedLog(self._files)
-        if self._log.has_lost_end:
+        if self._log.has_lost_bytes:
             raise DataFolderError(
+                Reason.COPY_UNUSABLE,
                 f"{self._files.name()} has lost bytes of the log that it had synced: follow with "
                 "an empty folder",
                 path=self._files.name(),
@@ -196,15 +234,91 @@ class Follower:
                 broker_group=self._broker_group,
             )
 
-    def _request(self, tail_crc: int) -> Follow:
-        return Follow(
-            self._broker_group, self._copy_id, self.end, FOLLOW_BYTES_MAX, WAIT_MS, tail_crc
+    def _tail(self, position: int) -> Tail:
+        """Return what must be compared when the broker was restarted."""
+        copied = self._log
+        assert copied is not None
+        return copied.tail(position, self._broker_first) if position >= 0 else _COMPARED
+
+    async def _ask(
+        self, broker: BrokerClient, tail: Tail, *, wait_ms: int = WAIT_MS
+    ) -> tuple[Followed, memoryview]:
+        """Ask for what follows the end of a tail. Raises KeylaneError."""
+        request = Follow(
+            self._broker_group,
+            self._copy_id,
+            self.end if tail is _COMPARED else tail.position,
+            FOLLOW_BYTES_MAX,
+            wait_ms,
+            tail.start,
+            tail.crc,
+            self._name,
+        )
+        answer, payload = await broker.call(request, wait_ms=wait_ms)
+        assert isinstance(answer, Followed)
+        return answer, payload
+
+    async def _cut_back(self, broker: BrokerClient, refused: FolderRefusedError) -> None:
+        """
+        Cut the copy to what its broker has as well.
+
+        Raises:
+            FolderRefusedError: they differ before the last position that was durable at both.
+            KeylaneError
+        """
+        copied = self._log
+        assert copied is not None
+        positions = await self._run_blocking(copied.last_positions)
+        # Of these, the first `equal` are equal, and that at `different` is not.
+        equal, different = 0, len(positions) - 1
+        while equal < different:
+            middle = (equal + different) // 2
+            tail = await self._run_blocking(self._tail, positions[middle])
+            try:
+                answer, _ = await self._ask(broker, tail, wait_ms=0)
+            except FolderRefusedError as error:
+                if error.reason is Reason.COPY_TAKEN:
+                    return  # the next request is refused for it as well
+                different = middle
+            else:
+                self._check_broker(answer)
+                equal = middle + 1
+        if not equal:
+            raise refused
+        position = positions[equal - 1]
+        if position < self._durable_end:
+            raise refused
+        log.warning(
+            "broker group %s has lost what was not durable: the copy is cut from position %d to %d",
+            self._broker_group,
+            self.end,
+            position,
+        )
+        await self._run_blocking(copied.cut, position)
+
+    def _take_new_id(self) -> None:
+        """Give the copy another id: another follower has a folder with this one, of which this
+        folder was made, or which was made of it. Raises StorageError.
+        """
+        before, self._new_id = self._copy_id, f"{self._rng.getrandbits(128):032x}"
+        if self._copy is not None:
+            self._copy = msgspec.structs.replace(self._copy, copy_id=self._new_id)
+            write_copy_file(self._files, self._copy)
+        log.warning(
+            "another follower has a folder with the id of this copy, %s: this one is copy %s now",
+            before,
+            self._copy_id,
         )
 
     def _store(self, answer: Followed, payload: memoryview) -> None:
-        """Store what a broker has answered. Raises StorageError."""
+        """Store what a broker has answered. Raises StorageError, DataFolderError."""
         copied = self._log
         assert copied is not None
+        if self._copy is not None and self._files.size(COPY_PATH) is None:
+            raise DataFolderError(
+                f"{self._files.name()} was removed while the follower used it",
+                path=self._files.name(),
+            )
         if self._copy is None or answer.position != copied.end:
             self._begin(answer)
         if (answer.broker_id, answer.opening) != self._origin:
@@ -217,11 +331,22 @@ class Follower:
             self._origin = answer.broker_id, answer.opening
         if payload:
             copied.append(answer.segment, payload)
+        self._note_durable()
         first = self._removals[-1].first_position if self._removals else copied.first_position
         if answer.first_position > first >= 0:
             self._removals.append(_Removal(answer.first_position, answer.end))
-        while self._removals and copied.end >= self._removals[0].needed_end:
+        while self._removals and copied.barrier_position >= self._removals[0].needed_end:
             copied.remove_before(self._removals.popleft().first_position)
+
+    def _note_durable(self) -> None:
+        """Note what is durable, at most every NOTED_EVERY_MS. Raises StorageError."""
+        now_ms = self._boot_ms()
+        copy = self._copy
+        assert copy is not None
+        if self._durable_end > copy.durable_end and now_ms - self._noted_ms >= NOTED_EVERY_MS:
+            self._noted_ms = now_ms
+            self._copy = msgspec.structs.replace(copy, durable_end=self._durable_end)
+            write_copy_file(self._files, self._copy)
 
     def _begin(self, answer: Followed) -> None:
         """Begin the copy, or begin it anew: the broker has removed what would come next."""
@@ -239,6 +364,7 @@ class Follower:
         )
         write_copy_file(self._files, self._copy)
         self._removals.clear()
+        self._durable_end = -1
         self._was_told_complete = False
         copied.clear()
         copied.begin(answer.position)

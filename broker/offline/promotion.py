@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
 from msgspec import Struct
 
-from ...protocol.errors import DataFolderError
+from ...protocol.errors import ConflictError, DataFolderError, Reason
 from ..copies.copied_log import CopiedLog
 from ..storage.copy_file import CopyFile, read_copy_file, remove_copy_file
+from ..storage.data_folder import read_identity, record_promotion
 from ..storage.files import Files
 
 
@@ -19,26 +24,30 @@ class Promotion(Struct, frozen=True, kw_only=True):
     """The end of its log, in bytes."""
 
 
-def read_copy(files: Files) -> CopyFile:
-    """Return what a copy knows of itself. Raises DataFolderError if the folder is no copy."""
+class Candidate(NamedTuple):
+    """A copy that may be promoted."""
+
+    copy: CopyFile
+    broker_id: str
+    """The id of the data folder that it is a copy of."""
+    log_end: int
+
+
+def read_candidate(files: Files) -> Candidate:
+    """
+    Cut what a copy has not received as a whole, and return what it has.
+
+    Raises:
+        DataFolderError: the folder is no copy, or one that was never complete.
+        StorageError
+    """
     copy = read_copy_file(files)
     if copy is None:
         raise DataFolderError(
+            Reason.NOT_A_COPY,
             f"{files.name()} is not a copy: a broker may be started on it as it is",
             path=files.name(),
         )
-    return copy
-
-
-def promote_copy(files: Files) -> Promotion:
-    """
-    Cut what the copy has not received as a whole, and let a broker serve it from now on.
-
-    Raises:
-        DataFolderError: the folder is no copy, or one that was never complete; it stays a copy.
-        StorageError
-    """
-    copy = read_copy(files)
     copied = CopiedLog(files)
     try:
         if copied.end < copy.complete_at:
@@ -47,7 +56,39 @@ def promote_copy(files: Files) -> Promotion:
                 f"and the broker had it up to {copy.complete_at} when the copy was begun",
                 path=files.name(),
             )
+        if copied.has_lost_bytes or copied.end < copy.durable_end:
+            raise DataFolderError(
+                Reason.COPY_UNUSABLE,
+                f"{files.name()} has lost bytes that it had synced: promote another copy",
+                path=files.name(),
+            )
     finally:
         copied.close()
+    return Candidate(copy, read_identity(files).broker_id, copied.end)
+
+
+async def wait_for_promotion(ask: Callable[[], Awaitable[object]], *, pause_s: float) -> None:
+    """Call `ask`, which asks a metaserver for a promotion, until the broker counts as silent.
+    Raises the errors of `ask`.
+    """
+    while True:
+        try:
+            await ask()
+            return
+        except ConflictError as error:
+            if error.reason is not Reason.BROKER_SERVES:
+                raise
+        await asyncio.sleep(pause_s)
+
+
+def promote_candidate(files: Files, candidate: Candidate) -> Promotion:
+    """Let a broker serve a copy from now on. It acks nothing before it has heard from a
+    metaserver. Raises StorageError.
+    """
+    record_promotion(files, candidate.copy.copy_id)
     remove_copy_file(files)
-    return Promotion(folder=files.name(), broker_group=copy.broker_group, log_end=copied.end)
+    return Promotion(
+        folder=files.name(),
+        broker_group=candidate.copy.broker_group,
+        log_end=candidate.log_end,
+    )

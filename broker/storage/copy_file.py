@@ -28,6 +28,10 @@ class CopyFile(msgspec.Struct, frozen=True, kw_only=True):
     broker_group: str
     complete_at: int
     """The end of the broker's log when the copy was begun."""
+    durable_end: int = 0
+    """What the broker has called durable of what the copy has, as of some seconds ago: the copy is
+    never cut below it.
+    """
 
 
 def is_copy(files: Files) -> bool:

@@ -1,7 +1,7 @@
 """The small JSON files in a data folder: its identity, its openings, and the operators' tokens that
 the broker accepts without asking a metaserver. Does disk I/O through `Files`.
 
-    {"format": 1, "broker_id": "9f…", "broker_group": "g1"}
+    {"format": 1, "broker_id": "9f…", "broker_group": "g1"}    format 2: with copies, or a copy
 
 Invariants
     A folder is refused, and not changed, if it belongs to another broker group, has a newer format,
@@ -36,6 +36,10 @@ from .files import Files, replace_file
 
 IDENTITY_PATH = "identity.json"
 FORMAT = 1
+FORMAT_WITH_COPIES = 2
+"""The format of a folder that only brokers which know of copies may serve: acks may have to wait
+for copies of it, or it is one.
+"""
 _INITIAL_NAMES = frozenset({"lock", IDENTITY_PATH + ".tmp", "lost+found"})
 """The names that a folder may contain before a broker uses it for the first time."""
 
@@ -71,7 +75,7 @@ def claim_folder(files: Files, *, broker_group: str, rng: random.Random) -> Fold
         identity = FolderIdentity(
             format=FORMAT, broker_id=f"{rng.getrandbits(128):032x}", broker_group=broker_group
         )
-        replace_file(files, IDENTITY_PATH, msgspec.json.encode(identity) + b"\n")
+        _write_identity(files, identity)
         return identity
     identity = read_identity(files)
     if identity.broker_group != broker_group:
@@ -110,20 +114,40 @@ def read_identity(files: Files) -> FolderIdentity:
         raise DataFolderError(
             f"{files.name()}/{IDENTITY_PATH} is unreadable: {problem}", path=files.name()
         ) from problem
-    if identity.format != FORMAT:
+    if identity.format not in {FORMAT, FORMAT_WITH_COPIES}:
         raise DataFolderError(
-            f"{files.name()} has format {identity.format}, this broker writes format {FORMAT}",
+            f"{files.name()} has format {identity.format}, this broker writes formats {FORMAT} "
+            f"and {FORMAT_WITH_COPIES}",
             path=files.name(),
         )
     return identity
+
+
+def has_copies(files: Files) -> bool:
+    """Return True if acks of this folder's broker may have to wait for copies: it must ask a
+    metaserver first. Raises DataFolderError.
+    """
+    return read_identity(files).format == FORMAT_WITH_COPIES
+
+
+def record_copies(files: Files, *, exist: bool) -> None:
+    """Note in the folder, durably, whether acks may have to wait for copies."""
+    number = FORMAT_WITH_COPIES if exist else FORMAT
+    _write_identity(files, msgspec.structs.replace(read_identity(files), format=number))
+
+
+def _write_identity(files: Files, identity: FolderIdentity) -> None:
+    replace_file(files, IDENTITY_PATH, msgspec.json.encode(identity) + b"\n")
 
 
 def copy_origin(files: Files, *, broker_group: str, broker_id: str, opening: str) -> None:
     """Give a copy the identity of the folder that it copies, and the name of the opening up to
     which it copies, durably: a broker that is started on the copy follows that opening.
     """
-    identity = FolderIdentity(format=FORMAT, broker_id=broker_id, broker_group=broker_group)
-    replace_file(files, IDENTITY_PATH, msgspec.json.encode(identity) + b"\n")
+    _write_identity(
+        files,
+        FolderIdentity(format=FORMAT_WITH_COPIES, broker_id=broker_id, broker_group=broker_group),
+    )
     _write(files, Opening(opening=opening))
 
 
@@ -170,18 +194,30 @@ def begin_opening(files: Files, *, rng: random.Random) -> Opening:
     If the disk rejects writes, return the previous opening: the broker can still serve reads.
     """
     previous = read_opening(files)
-    unheard = previous.unheard
-    if previous.opening and previous.opening not in previous.heard:
-        unheard = (*unheard, previous.opening)
-    unheard = (*unheard[:FIRST_MAX], *unheard[FIRST_MAX:][-NEWEST_MAX:])
-    name = f"{rng.getrandbits(128):032x}"
-    opening = msgspec.structs.replace(previous, opening=name, unheard=unheard)
+    opening = _next_opening(previous, f"{rng.getrandbits(128):032x}")
     try:
         _write(files, opening)
     except StorageError as error:
         log.warning("cannot write the opening of the data folder: %s", error.message)
         return previous
     return opening
+
+
+def record_promotion(files: Files, copy_id: str) -> None:
+    """Make the id of a promoted copy the name of its newest opening, durably: from then on, a
+    metaserver refuses reports of folders that do not know it.
+    """
+    previous = read_opening(files)
+    if previous.opening != copy_id:
+        _write(files, _next_opening(previous, copy_id))
+
+
+def _next_opening(previous: Opening, name: str) -> Opening:
+    unheard = previous.unheard
+    if previous.opening and previous.opening not in previous.heard:
+        unheard = (*unheard, previous.opening)
+    unheard = (*unheard[:FIRST_MAX], *unheard[FIRST_MAX:][-NEWEST_MAX:])
+    return msgspec.structs.replace(previous, opening=name, unheard=unheard)
 
 
 def record_heard(files: Files, opening: Opening) -> None:

@@ -63,6 +63,7 @@ from ...rpc.threads.turn import at_end
 from ..storage.append_file import Buffer
 from ..storage.index.interface import ConsumeQueues, Unit
 from ..storage.log.commit_log import SMALL_BYTES_MAX, CommitLog, WritePlan
+from .copy_wait import CopyWait
 from .quick_sync import QuickSync
 
 WAITING_MAX = 32
@@ -323,6 +324,8 @@ class GroupCommit:
         """The number of failed commits, whose decisions were undone."""
         self.on_commit: list[Callable[[], None]] = []
         """Functions that are called after each durable commit."""
+        self.copy_wait = CopyWait(self._boot_ns)
+        """The wait of the commit that is synced here for copies of the log."""
 
     @property
     def has_failed(self) -> bool:
@@ -577,35 +580,60 @@ class GroupCommit:
             began_ns = self._boot_ns()
             file = quick.write(self._log.begin_write, plan)
             if file is not None:
+                if self.copy_wait.copies is not None:
+                    self.copy_wait.on_write()
                 quick.sync(file, partial(self._on_synced, quick, commit, began_ns))
                 return
-        self._run_in_thread(self._write, commit)
+        self._run_in_thread(
+            self._write if self.copy_wait.copies is None else self._write_bytes, commit
+        )
 
     def _on_synced(
         self, quick: QuickSync, commit: _Commit, began_ns: int, failure: Exception | None
     ) -> None:
         """Finish a commit that the kernel has synced, or has failed to sync."""
+        if failure is not None:
+            self._finish_commit(commit, failure)
+            return
+        self._durations.observe(self._boot_ns() - began_ns)
+        if self.copy_wait.copies is None:
+            self._end_synced(quick, commit)
+        else:
+            self._end_when_copied(commit, partial(self._end_synced, quick, commit))
+
+    def _end_synced(self, quick: QuickSync, commit: _Commit) -> None:
+        """Finish a durable commit without a thread, if that is possible now."""
+        if not (quick.is_ready() and self._queues.dispatches_in_memory):
+            self._run_in_thread(self._end_write, commit)
+            return
+        failure: Exception | None = None
         index_has_space = True
-        if failure is None:
-            self._durations.observe(self._boot_ns() - began_ns)
-            if not (quick.is_ready() and self._queues.dispatches_in_memory):
-                self._run_in_thread(self._end_write, commit)
-                return
-            try:
-                index_has_space = quick.write(self._end_write, commit.plan, commit.units)
-            except Exception as fault:  # noqa: BLE001 - any error fails the commit
-                failure = fault
+        try:
+            index_has_space = quick.write(self._end_write, commit.plan, commit.units)
+        except Exception as fault:  # noqa: BLE001 - any error fails the commit
+            failure = fault
         self._finish_commit(commit, failure, index_has_space=index_has_space)
+
+    def _end_when_copied(self, commit: _Commit, end: Callable[[], None]) -> None:
+        """Call `end` when all copies that count have a commit that is synced here."""
+        self.copy_wait.begin(
+            commit.plan.end,
+            on_copied=end,
+            on_given_up=lambda reason: self._finish_commit(commit, FlushFailedError(reason)),
+        )
 
     def _run_in_thread(self, function: _Write, commit: _Commit) -> None:
         """Write a commit, or the rest of it, in a thread."""
         write = asyncio.ensure_future(self._run_blocking(function, commit.plan, commit.units))
-        write.add_done_callback(partial(self._on_written, commit))
+        write.add_done_callback(partial(self._on_written, commit, function))
 
-    def _on_written(self, commit: _Commit, write: asyncio.Future[bool]) -> None:
+    def _on_written(self, commit: _Commit, function: _Write, write: asyncio.Future[bool]) -> None:
         if write.cancelled():  # the commit may already be durable, or may become so
             self._finish_commit(commit, FlushFailedError("a commit was cancelled"))
-        elif (failure := write.exception()) is None:
+        elif (failure := write.exception()) is None and function == self._write_bytes:
+            self.copy_wait.on_write()
+            self._end_when_copied(commit, partial(self._run_in_thread, self._end_write, commit))
+        elif failure is None:
             self._finish_commit(commit, None, index_has_space=write.result())
         elif isinstance(failure, Exception):  # any other exception terminates the program
             self._finish_commit(commit, failure)
@@ -629,6 +657,13 @@ class GroupCommit:
             self._stop_committing()
             raise
         self._start_next_commit()
+
+    def _write_bytes(self, plan: WritePlan, _units: list[tuple[int, Unit]]) -> bool:
+        """Write a plan and sync it here: it is durable when all copies have it."""
+        began_ns = self._clock.boot_ns()
+        self._log.write_bytes(plan)
+        self._durations.observe(self._clock.boot_ns() - began_ns)
+        return True
 
     def _end_write(self, plan: WritePlan, units: list[tuple[int, Unit]]) -> bool:
         self._log.end_write(plan)
@@ -689,6 +724,9 @@ class GroupCommit:
         self.failures += 1
         if isinstance(error, DiskFullError):
             self._pause_writes(commit.plan)
+        elif self.copy_wait.given_up:
+            log.warning("the broker stores nothing more: %s", error.message)
+            self._failure = error
         else:
             log.critical("the broker refuses writes until it is restarted: %s", error)
             self._failure = error

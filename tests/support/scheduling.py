@@ -39,6 +39,7 @@ class AcceptedFolder:
 
     set_aside = ""
     has_reported = accepted = True
+    awaits_copies = False
 
     async def wait_accepted(self) -> None:
         return

@@ -12,11 +12,10 @@ Invariants
     afterwards. A record has the BARRIER flag if every byte before it was durable when it was
     written. So damage before an intact BARRIER record is damage to durable bytes; damage that is
     not followed by such a record is a commit that never became durable. The body of a record is
-    neither
-    copied nor changed: only its header of 96 bytes is stamped. Segments are removed oldest first,
-    each only after the removal of the previous one is durable. The last segment may have zeros
-    after its end, which are reserved for small plans. They are truncated when the segment is full,
-    when the log is closed, and when the broker starts.
+    neither copied nor changed: only its header of 96 bytes is stamped. Segments are removed oldest
+    first, each only after the removal of the previous one is durable. The last segment may have
+    zeros after its end, which are reserved for small plans. They are truncated when the segment is
+    full, when the log is closed, and when the broker starts.
 """
 
 from __future__ import annotations
@@ -114,7 +113,6 @@ class WritePlan:
         self._trail_buffers = []
         self.chunks.append((self._base, self._buffers))
         self.trail_chunks.append(self._trail_buffers)
-        self._barrier = True
 
 
 class CommitLog:
@@ -130,6 +128,10 @@ class CommitLog:
         self.end = end
         """The position that follows the last durable record. After a crash, the log does not end
         before it.
+        """
+        self.written_end = end
+        """The position that follows the last record in the page cache: `end`, or the end of a plan
+        that is not durable yet.
         """
         self._active: AppendFile | None = None
         self._can_reserve = True
@@ -156,8 +158,13 @@ class CommitLog:
         return WritePlan(base=self._bases[-1], end=self.end, segment_bytes=self._segment_bytes)
 
     def write(self, plan: WritePlan) -> None:
+        """Write a plan and make it durable. Raises the same errors as `write_bytes`."""
+        self.write_bytes(plan)
+        self.end_write(plan)
+
+    def write_bytes(self, plan: WritePlan) -> None:
         """
-        Write a plan and make it durable.
+        Write a plan and sync it. The caller must call `end_write` when it is durable.
 
         Raises:
             DiskFullError: no record of the plan is in the log; a later plan may succeed.
@@ -185,7 +192,7 @@ class CommitLog:
             raise
         except StorageError as error:
             raise FlushFailedError(error.message, **error.details) from error
-        self.end_write(plan)
+        self.written_end = plan.end
         self._protect(sealed_bases)
 
     def begin_write(self, plan: WritePlan) -> AppendFile | None:
@@ -214,11 +221,12 @@ class CommitLog:
             return None
         except StorageError as error:
             raise FlushFailedError(error.message, **error.details) from error
+        self.written_end = plan.end
         return file
 
     def end_write(self, plan: WritePlan) -> None:
         """Record that a plan is durable, and add its records to the trail."""
-        self.end = plan.end
+        self.end = self.written_end = plan.end
         for (base, _), buffers in zip(plan.chunks, plan.trail_chunks, strict=True):
             if buffers:
                 self._trail.add(base, buffers)
@@ -333,9 +341,16 @@ class CommitLog:
 
     def segment_end(self, position: int) -> int:
         """Return the end of the segment that contains `position`."""
+        return self.segment_of(position, self.end)[1]
+
+    def segment_of(self, position: int, end: int) -> tuple[int, int]:
+        """Return the base of the segment that contains `position`, and its end in a log that ends
+        at `end`: a segment may have been begun of which nothing is written yet.
+        """
         bases = self._bases
         index = bisect_right(bases, position)
-        return bases[index] if index < len(bases) else self.end
+        limit = bases[index] if index < len(bases) else end
+        return bases[max(index - 1, 0)], min(limit, end)
 
     def remove_first_segment(self) -> None:
         """

@@ -84,6 +84,7 @@ class AcceptingSubjects(ScriptedSubjects):
 
     set_aside = ""
     has_reported = accepted = True
+    awaits_copies = False
 
     async def wait_accepted(self) -> None:
         return

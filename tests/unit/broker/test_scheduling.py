@@ -39,6 +39,7 @@ ID = bytes(range(16))
 class TrustedFolder:
     set_aside = ""
     has_reported = accepted = True
+    awaits_copies = False
 
 
 def limited(message_bytes_max: int) -> Route:

@@ -131,7 +131,7 @@ def test_copied_log_keeps_what_follows_damage_of_the_broker_when_it_is_opened_ag
     assert caplog.text.count(f"damaged at position {start}") == 1
     assert durable_end(disk, 0) == len(damaged)
     opened = CopiedLog(disk)
-    assert (opened.end, opened.has_lost_end) == (len(damaged), False)
+    assert (opened.end, opened.has_lost_bytes) == (len(damaged), False)
     assert copied_segments(disk, [0])[0] == bytes(damaged)
 
 
@@ -145,7 +145,7 @@ def test_copied_log_says_that_its_end_is_lost_when_synced_bytes_are_gone():
     file = disk.open_append(segment_path(0))
     file.truncate(len(segments[0]) - 200)
     file.close()
-    assert CopiedLog(disk).has_lost_end
+    assert CopiedLog(disk).has_lost_bytes
 
 
 def test_copied_log_removes_segments_from_the_oldest_on():
@@ -163,13 +163,54 @@ def test_copied_log_removes_segments_from_the_oldest_on():
     assert (log.end, log.first_position, disk.list("log")) == (-1, -1, [])
 
 
-def test_tail_of_a_copied_log_is_that_of_its_last_segment():
+def test_tail_reaches_over_the_last_commit_and_some_bytes_before():
+    """The last commit begins at the newest record with BARRIER; here it has one record."""
     segments = broker_log(60)
     bases = sorted(segments)
-    log = CopiedLog(SimDisk())
-    assert log.tail_crc() == -1
+    whole = b"".join(segments[base] for base in bases)
+    disk = SimDisk()
+    log = CopiedLog(disk)
     log.begin(0)
-    log.append(0, segments[0])
-    assert log.tail_crc() == crc32c.crc32c(segments[0][-COMPARED_BYTES:])
-    log.append(bases[1], segments[bases[1]][:10])
-    assert log.tail_crc() == crc32c.crc32c(segments[bases[1]][:10])
+    for base in bases:
+        log.append(base, segments[base])
+    for each in (log, CopiedLog(disk)):
+        last, end = each.last_positions()
+        assert end == len(whole)
+        for position in (last, end):
+            start, _, crc = each.tail(position, -1)
+            assert start == last - COMPARED_BYTES
+            assert crc == crc32c.crc32c(whole[start:position])
+        assert each.tail(end, last - 10).start == last - 10
+
+
+def test_last_positions_reach_over_segments_when_a_commit_does():
+    plan = WritePlan(base=0, end=0, segment_bytes=SEGMENT_BYTES)
+    begins = [
+        plan.add(batch(value=b"v" * 700), base_offset=number, appended_at_ms=1)[0]
+        for number in range(30)
+    ]
+    disk = SimDisk()
+    log = CopiedLog(disk)
+    log.begin(0)
+    for base, buffers in plan.chunks:
+        log.append(base, b"".join(buffers))
+    assert len(plan.chunks) > 2
+    assert log.last_positions() == CopiedLog(disk).last_positions() == [*begins, plan.end]
+    log.cut(begins[9])
+    assert log.last_positions() == CopiedLog(disk).last_positions() == begins[:10]
+
+
+def test_copied_log_has_lost_nothing_when_it_was_cut():
+    """Its trail names no record that was cut: a start would look for it."""
+    segments = broker_log(40)
+    disk = SimDisk()
+    log = CopiedLog(disk)
+    log.begin(0)
+    for base, data in sorted(segments.items()):
+        log.append(base, data)
+    log.close()
+    log = CopiedLog(disk)
+    begin, _end = log.last_positions()
+    log.cut(begin)
+    again = CopiedLog(disk)
+    assert (again.end, again.has_lost_bytes) == (begin, False)

@@ -5,23 +5,29 @@ crashes, and what it refuses.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from keylane.broker.copies.follow_service import FollowService
-from keylane.broker.copies.follower import Follower
+from keylane.broker.copies.commitment import Commitment
+from keylane.broker.copies.copied_log import CopiedLog
+from keylane.broker.copies.follow_service import REMEMBERED_MAX, FollowService
+from keylane.broker.copies.follower import NOTED_EVERY_MS, Follower
 from keylane.broker.metrics import collect_copies
-from keylane.broker.offline.promotion import promote_copy
+from keylane.broker.offline.promotion import promote_candidate, read_candidate
 from keylane.broker.partition.damage import describe_damage
 from keylane.broker.partition.image import encode_partition
-from keylane.broker.storage.copy_file import read_copy_file
-from keylane.broker.storage.log.commit_log import segment_path
+from keylane.broker.storage.copy_file import CopyFile, read_copy_file
+from keylane.broker.storage.log.commit_log import segment_bases, segment_path
+from keylane.broker.store.group_commit import Entry
 from keylane.broker.store.store import Store
 from keylane.protocol.errors import (
     DataFolderError,
+    DiskFullError,
     FolderRefusedError,
     InvalidRequestError,
     NotSentError,
@@ -29,7 +35,7 @@ from keylane.protocol.errors import (
     WrongBrokerError,
 )
 from keylane.protocol.frames import Follow, Followed
-from keylane.testing.machines.disk import SimDisk
+from keylane.testing.machines.disk import Crashed, SimDisk
 from sim.machines.clock import ManualClock
 from sim.machines.store import Desk, batch, in_place, open_store
 from support.cluster import eventually
@@ -98,7 +104,7 @@ def service_of(store: Store, clock: ManualClock, desk: Desk) -> FollowService:
     )
 
 
-def follower_of(broker: FollowedBroker, disk: SimDisk) -> Follower:
+def follower_of(broker: FollowedBroker, disk: SimDisk, *, seed: int | None = None) -> Follower:
     network: Any = broker
     return Follower(
         disk,
@@ -107,7 +113,7 @@ def follower_of(broker: FollowedBroker, disk: SimDisk) -> Follower:
         network=network,
         run_blocking=in_place,
         clock=broker.clock,
-        rng=random.Random(1),
+        rng=random.Random(seed),
     )
 
 
@@ -120,6 +126,21 @@ async def until_equal(broker: FollowedBroker, follower: Follower, task: asyncio.
 async def stop(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait((task,))
+
+
+async def copy_whole(broker: FollowedBroker, disk: SimDisk) -> Follower:
+    """Run a follower until it has the log of its broker."""
+    follower = follower_of(broker, disk)
+    task = asyncio.ensure_future(follower.run())
+    await until_equal(broker, follower, task)
+    await stop(task)
+    return follower
+
+
+def copy_of(disk: SimDisk) -> CopyFile:
+    copy = read_copy_file(disk)
+    assert copy is not None
+    return copy
 
 
 def segments(disk: SimDisk) -> dict[str, bytes]:
@@ -161,10 +182,89 @@ async def test_follower_has_the_same_segments_and_state_when_messages_come_and_s
     assert follower.is_complete
     await stop(task)
 
-    promote_copy(disk)
+    promote_candidate(disk, read_candidate(disk))
     promoted = open_store(disk, segment_bytes=SEGMENT_BYTES)
     assert images(promoted) == images(broker.store)
     assert not describe_damage(promoted.state)
+
+
+async def test_copy_keeps_a_segment_until_it_has_what_the_broker_repeated_of_it(monkeypatch):
+    broker, disk = await filled(), SimDisk()
+    await copy_whole(broker, disk)
+    await broker.send(40)
+    await broker.remove(broker.store.log.bases[1])
+    repeated_end = broker.store.log.end
+    ends: list[int] = []
+    remove = CopiedLog._remove
+
+    def note(copied: CopiedLog, base: int) -> None:
+        ends.append(copied.end)
+        remove(copied, base)
+
+    monkeypatch.setattr(CopiedLog, "_remove", note)
+    follower = follower_of(broker, disk)
+    task = asyncio.ensure_future(follower.run())
+    await until_equal(broker, follower, task)
+    assert not ends, "the repeats are in the newest commit, which may have to be cut"
+    await broker.send(1)
+    await until_equal(broker, follower, task)
+    await eventually(lambda: ends)
+    assert min(ends) > repeated_end
+    await stop(task)
+
+
+async def test_folder_that_was_copied_from_that_of_another_follower_gets_another_id():
+    """Two folders must not count as one. The later follower keeps the id."""
+    broker, first = await filled(), SimDisk()
+    await copy_whole(broker, first)
+    second = deepcopy(first)
+    followers = [follower_of(broker, first, seed=7), follower_of(broker, second, seed=8)]
+    tasks = []
+    for follower in followers:
+        tasks.append(asyncio.ensure_future(follower.run()))
+        await until_equal(broker, follower, tasks[-1])
+        await asyncio.sleep(0.01)
+    await broker.send(1)
+    for follower, task in zip(followers, tasks, strict=True):
+        await until_equal(broker, follower, task)
+    await broker.send(1)
+    for follower, task in zip(followers, tasks, strict=True):
+        await until_equal(broker, follower, task)
+        await stop(task)
+    ids = [copy_of(disk).copy_id for disk in (first, second)]
+    assert ids[0] != ids[1]
+    assert {each.copy_id for each in broker.service.standings} == set(ids)
+    assert segments(first) == segments(second) == segments(broker.disk)
+
+
+async def test_copy_counts_on_when_many_others_begin():
+    """A follower whose disk is full begins anew with another id at each start."""
+    broker, disk = await filled(), SimDisk()
+    follower = follower_of(broker, disk)
+    task = asyncio.ensure_future(follower.run())
+    await until_equal(broker, follower, task)
+    counted: list[int] = []
+    for number in range(REMEMBERED_MAX + 10):
+        begin = Follow("g1", f"{number:032}", -1, 100, 0, follower=str(number))
+        await broker.service.follow(begin, memoryview(b""))
+        if number % 20 == 0:
+            await broker.send(1)
+            await until_equal(broker, follower, task)
+    broker.service.on_report = lambda copy_id, position: counted.append(position)
+    await broker.send(1)
+    await until_equal(broker, follower, task)
+    await eventually(lambda: broker.store.log.end in counted)
+    await stop(task)
+
+
+async def test_follower_ends_when_its_empty_folder_is_on_a_full_disk():
+    broker, disk = await filled(), SimDisk()
+    disk.free_space = 0
+    with pytest.raises(DiskFullError):
+        await follower_of(broker, disk).run()
+    disk.free_space = None
+    await copy_whole(broker, disk)
+    assert segments(disk) == segments(broker.disk)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -181,26 +281,17 @@ async def test_follower_goes_on_when_it_crashes_and_when_its_broker_is_silent(se
         broker.is_silent = False
         await stop(task)
         disk = disk.disk_after_crash(rng)
-    follower = follower_of(broker, disk)
-    task = asyncio.ensure_future(follower.run())
-    await until_equal(broker, follower, task)
-    await stop(task)
+    await copy_whole(broker, disk)
     assert segments(disk) == segments(broker.disk)
 
 
 async def test_follower_begins_anew_when_the_broker_has_removed_what_comes_next():
     """Until it has come as far as the broker then was, it cannot be promoted."""
     broker, disk = await filled(), SimDisk()
-    follower = follower_of(broker, disk)
-    task = asyncio.ensure_future(follower.run())
-    await until_equal(broker, follower, task)
-    await stop(task)
+    await copy_whole(broker, disk)
     await broker.send(60)
     await broker.remove(broker.store.log.bases[-1])
-    follower = follower_of(broker, disk)
-    task = asyncio.ensure_future(follower.run())
-    await until_equal(broker, follower, task)
-    await stop(task)
+    follower = await copy_whole(broker, disk)
     assert segments(disk) == segments(broker.disk)
     copy = read_copy_file(disk)
     assert copy is not None
@@ -215,23 +306,27 @@ async def test_copy_is_not_promoted_when_it_was_never_complete():
     assert isinstance(answer, Followed)
     follower._store(answer, memoryview(data))
     with pytest.raises(DataFolderError, match="never complete"):
-        promote_copy(disk)
+        promote_candidate(disk, read_candidate(disk))
     assert read_copy_file(disk) is not None
 
 
 async def test_copy_with_other_bytes_is_refused_and_not_changed():
     broker, disk = await filled(), SimDisk()
-    follower = follower_of(broker, disk)
-    task = asyncio.ensure_future(follower.run())
-    await until_equal(broker, follower, task)
-    await stop(task)
-    other = await filled()
-    await other.send(5)
+    await copy_whole(broker, disk)
+    await broker.send(5)
+    disk.contents[segment_path(max(segment_bases(disk)))].data[-400] ^= 1
     before = segments(disk)
-    disk.contents[segment_path(max(broker.store.log.bases))].data[-1] ^= 1
     with raises(Reason.COPY_DIFFERS):
-        await follower_of(other, disk).run()
-    assert segments(disk).keys() == before.keys()
+        await follower_of(broker, disk).run()
+    assert segments(disk) == before
+
+
+async def test_copy_fetches_its_last_commit_again_when_that_is_damaged():
+    broker, disk = await filled(), SimDisk()
+    await copy_whole(broker, disk)
+    disk.contents[segment_path(max(segment_bases(disk)))].data[-1] ^= 1
+    await copy_whole(broker, disk)
+    assert segments(disk) == segments(broker.disk)
 
 
 async def test_follower_compares_again_when_its_broker_was_restarted_on_another_log():
@@ -257,10 +352,7 @@ async def test_follower_compares_again_when_its_broker_was_restarted_on_another_
 async def test_follower_refuses_another_folder_of_the_group():
     """As after a loss that was accepted: the copy may be all that is left."""
     broker, disk = await filled(), SimDisk()
-    follower = follower_of(broker, disk)
-    task = asyncio.ensure_future(follower.run())
-    await until_equal(broker, follower, task)
-    await stop(task)
+    await copy_whole(broker, disk)
     before = segments(disk)
     await broker.send(60)
     await broker.remove(broker.store.log.bases[-1])
@@ -272,10 +364,7 @@ async def test_follower_refuses_another_folder_of_the_group():
 
 async def test_follower_refuses_a_copy_that_has_lost_its_end():
     broker, disk = await filled(), SimDisk()
-    follower = follower_of(broker, disk)
-    task = asyncio.ensure_future(follower.run())
-    await until_equal(broker, follower, task)
-    await stop(task)
+    await copy_whole(broker, disk)
     path = f"log/{max(segments(disk))}"
     file = disk.open_append(path)
     file.truncate((disk.size(path) or 0) - 100)
@@ -284,13 +373,220 @@ async def test_follower_refuses_a_copy_that_has_lost_its_end():
         await follower_of(broker, disk).run()
 
 
-async def test_copy_that_is_ahead_of_its_broker_is_refused():
+async def restarted(broker: FollowedBroker, disk: SimDisk) -> FollowedBroker:
+    """Start a broker anew on a disk."""
+    await broker.store.close()
+    again = FollowedBroker(disk)
+    again.sequence = broker.sequence
+    again.service._opening = "o2"
+    return again
+
+
+@pytest.mark.parametrize("count", [0, 1, 12])
+async def test_copy_is_cut_when_its_broker_has_lost_what_was_not_durable(count: int):
+    """And has stored other records since: the broker's disk had nothing of a commit that the copy
+    has, and that nobody was told of.
+    """
+    broker, disk = await filled(), SimDisk()
+    await copy_whole(broker, disk)
+    lost = deepcopy(broker.disk)
+    commit = broker.store.commit
+    broker.service.may_be_ahead = lambda _copy_id: True
+    commit.copy_wait.copies = Commitment(frozenset({COPY_ID}))
+    for number in range(60):  # one commit, over several segments
+        commit.add(Entry(batch(sequence=1_000 + number)), lambda _error: None)
+    follower = follower_of(broker, disk)
+    task = asyncio.ensure_future(follower.run())
+    log = broker.store.log
+    await eventually(lambda: follower.end == log.written_end > log.end, seconds=20)
+    assert segment_bases(disk)[-2] >= log.end
+    await stop(task)
+    commit.copy_wait.give_up("the broker stops")
+    again = await restarted(broker, lost)
+    await again.send(count)
+    await copy_whole(again, disk)
+    assert segments(disk) == segments(lost)
+    promote_candidate(disk, read_candidate(disk))
+    promoted = open_store(disk, segment_bytes=SEGMENT_BYTES)
+    assert images(promoted) == images(again.store)
+
+
+async def test_copy_is_cut_when_its_broker_was_restarted_and_has_stored_more_since():
+    """What the broker has durable then says nothing of the bytes of the copy before they were
+    compared.
+    """
+    broker, disk = await filled(), SimDisk()
+    follower = follower_of(broker, disk)
+    task = asyncio.ensure_future(follower.run())
+    await until_equal(broker, follower, task)
+    lost = deepcopy(broker.disk)
+    commit, log = broker.store.commit, broker.store.log
+    broker.service.may_be_ahead = lambda _copy_id: True
+    commit.copy_wait.copies = Commitment(frozenset({COPY_ID}))
+    for number in range(3):  # one commit
+        commit.add(Entry(batch(sequence=1_000 + number)), lambda _error: None)
+    await eventually(lambda: follower.end == log.written_end > log.end, seconds=20)
+    broker.is_silent = True
+    commit.copy_wait.give_up("the broker stops")
+    again = await restarted(broker, lost)
+    await again.send(20)
+    broker.service, broker.is_silent = again.service, False
+    await eventually(lambda: task.done() or follower.end == again.store.log.end, seconds=20)
+    assert not task.done()
+    assert segments(disk) == segments(lost)
+    await stop(task)
+
+
+async def test_copy_is_not_cut_when_its_broker_has_lost_what_was_durable():
+    """Its disk was put back, or has lost what it had synced; the follower was restarted since."""
+    broker, disk = await filled(), SimDisk()
+    await copy_whole(broker, disk)
+    lost = deepcopy(broker.disk)
+    follower = follower_of(broker, disk)
+    task = asyncio.ensure_future(follower.run())
+    await broker.send(1)
+    await until_equal(broker, follower, task)
+    broker.clock.advance(NOTED_EVERY_MS)
+    await eventually(lambda: copy_of(disk).durable_end == broker.store.log.end)
+    await stop(task)
+    kept = segments(disk)
+    again = await restarted(broker, lost)
+    with raises(Reason.COPY_DIFFERS):
+        await copy_whole(again, disk)
+    assert segments(disk) == kept
+    promote_candidate(disk, read_candidate(disk))
+    promoted = open_store(disk, segment_bytes=SEGMENT_BYTES)
+    assert images(promoted) == images(broker.store)
+
+
+async def test_follower_ends_when_its_folder_is_removed_under_it():
+    broker, disk = await filled(), SimDisk()
+    follower = follower_of(broker, disk)
+    task = asyncio.ensure_future(follower.run())
+    await until_equal(broker, follower, task)
+    for path in list(disk.contents):
+        del disk.contents[path]
+    await broker.send(1)
+    with pytest.raises(DataFolderError, match="was removed"):
+        await asyncio.wait_for(task, 20)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_cut_of_a_copy_goes_on_after_a_crash(seed: int):
+    rng = random.Random(seed)
+    broker, disk = await filled(), SimDisk()
+    await broker.send(100)
+    await copy_whole(broker, disk)
+    before = segments(disk)
+    position = rng.choice(segment_bases(disk)[2:])
+    copied = CopiedLog(disk)
+    disk.crash_at = disk.steps + rng.randint(1, 12)
+    with contextlib.suppress(Crashed):
+        copied.cut(position)
+    disk = disk.disk_after_crash(rng)
+    left = CopiedLog(disk)
+    assert position <= left.end <= broker.store.log.end
+    assert not left.has_lost_bytes
+    for name, data in segments(disk).items():
+        assert before[name].startswith(data)
+    await copy_whole(broker, disk)
+    assert segments(disk) == segments(broker.disk)
+
+
+async def test_copy_is_not_cut_to_what_an_older_folder_of_its_broker_has():
+    """The broker had called the rest durable: the copy may be all that has it."""
+    broker, disk = await filled(), SimDisk()
+    older = deepcopy(broker.disk)
+    await broker.send(1)
+    follower = follower_of(broker, disk)
+    task = asyncio.ensure_future(follower.run())
+    await until_equal(broker, follower, task)
+    before = segments(disk)
+    again = FollowedBroker(older)
+    again.service._opening = "o2"
+    broker.service = again.service
+    with raises(Reason.COPY_DIFFERS):
+        await asyncio.wait_for(task, 20)
+    assert segments(disk) == before
+
+
+async def test_follower_looks_for_another_broker_when_no_metaserver_accepts_its_own():
+    broker, disk = await filled(), SimDisk()
+    broker.service._is_accepted = lambda: False
+    request = Follow("g1", COPY_ID, 0, 100, 0)
+    with pytest.raises(WrongBrokerError):
+        await broker.service.follow(request, memoryview(b""))
+    follower = follower_of(broker, disk)
+    task = asyncio.ensure_future(follower.run())
+    await asyncio.sleep(0.05)
+    broker.service._is_accepted = lambda: True
+    await until_equal(broker, follower, task)
+    await stop(task)
+
+
+async def test_copy_gets_nothing_of_a_plan_that_is_not_written_to_its_end():
+    """A disk that is full may undo the part which is in the segment before."""
+    broker = await filled()
+    log = broker.store.log
+    end, base = log.end, log.bases[-1]
+    broker.disk.contents[segment_path(base)].data[end - base : end - base + 300] = b"x" * 300
+    log._bases = [*log.bases, end + 300]
+    request = Follow("g1", COPY_ID, end - 50, 1_000, 0)
+    _, data = await broker.service.follow(request, memoryview(b""))
+    assert len(data) == 50
+
+
+@pytest.mark.parametrize("index", [1, -1])
+async def test_copy_that_has_lost_bytes_is_not_promoted(index: int):
+    broker, disk = await filled(), SimDisk()
+    await broker.send(60)
+    await copy_whole(broker, disk)
+    path = segment_path(segment_bases(disk)[index])
+    disk.unprotect(path)
+    file = disk.open_append(path)
+    file.truncate((disk.size(path) or 0) - 100)
+    file.close()
+    with pytest.raises(DataFolderError, match="has lost bytes"):
+        read_candidate(disk)
+
+
+async def test_follower_ends_when_its_disk_is_full_and_goes_on_where_it_ended():
+    broker, disk = await filled(), SimDisk()
+    await copy_whole(broker, disk)
+    await broker.send(20)
+    disk.free_space = 1_000
+    with pytest.raises(DiskFullError):
+        await asyncio.wait_for(follower_of(broker, disk).run(), 20)
+    disk.free_space = None
+    await copy_whole(broker, disk)
+    assert segments(disk) == segments(broker.disk)
+
+
+async def test_follower_refuses_a_copy_of_another_broker_group():
+    broker, disk = await filled(), SimDisk()
+    await copy_whole(broker, disk)
+    follower = follower_of(broker, disk)
+    follower._broker_group = "g2"
+    with pytest.raises(DataFolderError, match="is a copy of broker group g1, not of g2"):
+        await follower.run()
+
+
+@pytest.mark.parametrize("tail_start", [-1, 0])
+async def test_copy_that_is_ahead_of_its_broker_is_refused(tail_start: int):
     broker = await filled()
     end = broker.store.log.end
+    request = Follow("g1", COPY_ID, end + 1, 100, 0, tail_start)
     with raises(Reason.COPY_DIFFERS) as refused:
-        await broker.service.follow(Follow("g1", COPY_ID, end + 1, 100, 0), memoryview(b""))
+        await broker.service.follow(request, memoryview(b""))
     assert isinstance(refused.value, FolderRefusedError)
     assert (refused.value.log_end, refused.value.known_log_end) == (end + 1, end)
+
+
+async def test_tail_that_begins_behind_its_end_is_refused():
+    broker = await filled()
+    end = broker.store.log.end
+    with pytest.raises(InvalidRequestError):
+        await broker.service.follow(Follow("g1", COPY_ID, end, 100, 0, end + 1), memoryview(b""))
 
 
 @pytest.mark.parametrize(
@@ -329,9 +625,39 @@ async def test_operators_see_how_far_a_copy_is_behind():
     broker = await filled()
     end = broker.store.log.end
     await broker.service.follow(Follow("g1", COPY_ID, end - 96, 100, 0), memoryview(b""))
-    assert broker.service.view() == {COPY_ID: "96 bytes behind"}
+    assert broker.service.view({COPY_ID}) == {COPY_ID: {"bytes_behind": 96, "in_set": True}}
+    assert broker.service.view(()) == {COPY_ID: {"bytes_behind": 96, "in_set": False}}
     [metric] = await collect_copies(broker.service.lag_bytes)
     assert [(sample.labels, sample.value) for sample in metric.samples] == [({"copy": COPY_ID}, 96)]
+
+
+async def test_copy_counts_only_once_its_log_was_compared():
+    """Where it ends says nothing of the bytes before: the broker may be on another folder."""
+    broker = await filled()
+    counted: list[int] = []
+    broker.service.on_report = lambda _copy_id, position: counted.append(position)
+    end = broker.store.log.end
+    await broker.service.follow(Follow("g1", COPY_ID, end, 100, 0), memoryview(b""))
+    assert not counted
+    start, _, crc = CopiedLog(deepcopy(broker.disk)).tail(end, -1)
+    await broker.service.follow(Follow("g1", COPY_ID, end, 100, 0, start, crc), memoryview(b""))
+    await broker.service.follow(Follow("g1", COPY_ID, end, 100, 0), memoryview(b""))
+    assert counted == [end, end]
+
+
+async def test_copy_is_behind_by_a_commit_that_waits_for_it():
+    broker = await filled()
+    broker.service.may_be_ahead = lambda copy_id: copy_id == COPY_ID
+    broker.store.commit.copy_wait.copies = Commitment(frozenset({COPY_ID}))
+    sending = asyncio.ensure_future(broker.send(1))
+    log = broker.store.log
+    await eventually(lambda: log.written_end > log.end)
+    await broker.service.follow(Follow("g1", COPY_ID, log.end, 100, 0), memoryview(b""))
+    assert broker.service.lag_bytes() == {COPY_ID: log.written_end - log.end}
+    await broker.service.follow(Follow("g1", COPY_ID, log.written_end, 100, 0), memoryview(b""))
+    assert broker.service.lag_bytes() == {COPY_ID: 0}
+    broker.store.commit.copy_wait.give_up("the test is over")
+    await asyncio.gather(sending, return_exceptions=True)
 
 
 async def test_copy_that_waits_is_answered_when_the_broker_stops():

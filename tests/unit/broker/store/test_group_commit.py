@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from keylane.broker.copies.commitment import Commitment
 from keylane.broker.partition.records import encode_body
 from keylane.broker.storage.log.commit_log import segment_bases, segment_path
 from keylane.broker.store import group_commit as admission
@@ -392,3 +393,57 @@ async def test_record_that_cannot_be_told_of_leaves_the_others_of_its_commit(des
     assert durable is None
     assert not commit.has_failed
     assert (await desk.append(batch())).base_offset == 0
+
+
+# ── copies ────────────────────────────────────────────────────────────────────────────────────────
+async def test_append_waits_until_all_copies_have_it(desk):
+    """It is written and synced here meanwhile, and neither answered nor readable."""
+    commit, log = desk.store.commit, desk.store.log
+    commitment = commit.copy_wait.copies = Commitment(frozenset({"a"}))
+    woken: list[int] = []
+    commit.copy_wait.on_write = lambda: woken.append(log.written_end)
+    appending = asyncio.ensure_future(desk.append(batch(sequence=0)))
+    await asyncio.sleep(0.01)
+    assert not appending.done()
+    assert woken == [log.written_end]
+    assert log.end < log.written_end
+    commitment.synced["a"] = log.written_end - 1
+    commit.copy_wait.check()
+    await asyncio.sleep(0)
+    assert not appending.done()
+    commitment.synced["a"] = log.written_end
+    commit.copy_wait.check()
+    assert (await appending).base_offset == 0
+    assert log.end == log.written_end
+
+
+async def test_append_that_waits_for_a_copy_fails_when_the_broker_stops(desk):
+    """Its fate is unknown: the copy may have it, and may take the broker's place."""
+    commit = desk.store.commit
+    commit.copy_wait.copies = Commitment(frozenset({"a"}))
+    appending = asyncio.ensure_future(desk.append(batch(sequence=0)))
+    await asyncio.sleep(0.01)
+    commit.copy_wait.give_up("the broker stops")
+    with pytest.raises(FlushFailedError):
+        await appending
+
+
+async def test_commit_that_copies_have_is_decided_before_it_is_durable(desk):
+    """A copy that joins meanwhile was not asked for it, and must have it."""
+    commit, log = desk.store.commit, desk.store.log
+    commitment = commit.copy_wait.copies = Commitment(frozenset({"a"}))
+    appending = asyncio.ensure_future(desk.append(batch(sequence=0)))
+    await asyncio.sleep(0.01)
+    seen: list[tuple[int, int]] = []
+    end_write = log.end_write
+
+    def end(plan):
+        seen.append((commit.copy_wait.decided_end(log.end), log.end))
+        end_write(plan)
+
+    log.end_write = end
+    commitment.synced["a"] = log.written_end
+    commit.copy_wait.check()
+    await appending
+    [(decided_end, end_before)] = seen
+    assert decided_end == log.end > end_before

@@ -1,0 +1,101 @@
+"""Decides when a commit is durable on all copies that count. Pure.
+
+    synced here ─▶ covers(end)? ─┬─ every copy of the set, and of a set that is proposed, has it
+                                 ╰─ the set is not known yet, or a copy lacks it ─▶ the commit waits
+
+A set that is proposed counts together with the one that a metaserver has confirmed, until the
+metaserver has answered: the set that it has stored is one of the two.
+
+Invariants
+    A commit is durable only when every copy has it that a metaserver may let take the place of this
+    broker's folder without a loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+WAITS_FOR_COPIES = (
+    "the broker was started, and waits until a metaserver has named the copies that acks wait for, "
+    "and they have its log or are left out"
+)
+
+
+@dataclass(slots=True)
+class Commitment:
+    """The copies that count, and how far each of them has synced the log of this opening."""
+
+    members: frozenset[str] | None = None
+    """The set as a metaserver has last confirmed it; None until one has said."""
+    proposed: frozenset[str] = frozenset()
+    """What a metaserver is asked to make the set; the copies that may have been added."""
+    synced: dict[str, int] = field(default_factory=dict)
+    """By copy, the end of the log that it has synced; only of copies whose log was compared with
+    that of this opening.
+    """
+
+    @property
+    def counted(self) -> frozenset[str]:
+        """The copies that count."""
+        return self.proposed if self.members is None else self.members | self.proposed
+
+    def covers(self, end: int) -> bool:
+        """Return True if all copies that count have the log up to `end`."""
+        if self.members is None:
+            return False
+        return all(self.synced.get(copy_id, -1) >= end for copy_id in self.members | self.proposed)
+
+    def missing(self, end: int) -> frozenset[str]:
+        """Return the copies that count and lack something before `end`."""
+        return frozenset(each for each in self.counted if self.synced.get(each, -1) < end)
+
+    def confirm(self, members: frozenset[str]) -> None:
+        """Take the set that a metaserver has stored."""
+        self.members, self.proposed = members, frozenset()
+
+
+def decide_set(
+    commitment: Commitment,
+    *,
+    wanted: int,
+    acked_end: int,
+    log_end: int,
+    written_end: int,
+    is_late: bool,
+    candidates: Collection[str],
+    silent: Collection[str] = (),
+) -> frozenset[str] | None:
+    """
+    Return the copies that acks should wait for, or None if nothing is to be changed.
+
+    Args:
+        wanted: how many data folders the group is to have, with the broker's own.
+        acked_end: the end of what has become durable in this opening; 0 if nothing has.
+        log_end: the end of the log that is durable, or is about to be without a further copy.
+        written_end: the end of the log with a commit that waits.
+        is_late: True if that commit has waited for copies for too long.
+        candidates: the copies that may join.
+        silent: the copies that have not been heard of for long; others may take their places.
+    """
+    members = commitment.members
+    if members is None or commitment.proposed:
+        return None
+    # What acks have waited for, a copy can lack only if its disk has lost it.
+    leaving = {each for each in members if -1 < commitment.synced.get(each, -1) < acked_end}
+    if is_late:
+        leaving |= commitment.missing(written_end)
+    if leaving:
+        return members - leaving
+    if len(members) >= wanted:
+        by_progress = sorted(members, key=lambda each: -commitment.synced.get(each, -1))
+        return frozenset(by_progress[: wanted - 1])
+    complete = sorted(
+        each
+        for each in candidates
+        if each not in members and commitment.synced.get(each, -1) >= log_end
+    )
+    room = wanted - 1 - len(members)
+    replaced = sorted(members & frozenset(silent))[: max(0, len(complete) - room)]
+    joining = frozenset(complete[: room + len(replaced)])
+    return (members - frozenset(replaced)) | joining if joining else None

@@ -1,0 +1,376 @@
+"""Keeps the set of copies that acks wait for, by asking a metaserver.
+
+    a copy has the whole log, and more are wanted ─▶ counts from now on ─▶ stored ─▶ in the set
+    a commit has waited for a copy for too long   ─▶ still counts       ─▶ stored ─▶ out of the set
+    a metaserver names a higher term              ─▶ a copy was promoted: no commit is acked again
+
+Invariants
+    Until a metaserver has answered, the stored set and the proposed one both count. A proposal
+    whose answer was lost is repeated until its version has passed, because it may still arrive.
+    A folder whose acks may have to wait for copies says so itself, before the first copy counts:
+    its broker completes no commit, and answers nobody, before a metaserver has said which copies
+    count, and these have what was in the log: of its end it is not known whether it was durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from ...protocol.backoff import Backoff
+from ...protocol.clock import Clock
+from ...protocol.copies import ChangeCopySet, CopySet
+from ...protocol.errors import KeylaneError
+from ...protocol.log_filter import LogFilter
+from ...protocol.text import listed
+from ...rpc.operating.histogram import Histogram
+from ..storage.data_folder import has_copies, record_copies
+from ..storage.files import Files
+from ..store.group_commit import RunBlocking
+from ..store.store import Store
+from .commitment import WAITS_FOR_COPIES, Commitment, decide_set
+
+log = logging.getLogger("keylane.broker")
+
+POLL_MS = 2_000
+"""How often a broker with copies asks how many are wanted, in milliseconds."""
+IDLE_POLL_MS = 30_000
+"""How often one without copies asks."""
+TICK_MS = 100
+LIVE_MS = 2_000
+"""How long ago a copy may have asked last that is to join, in milliseconds."""
+AWAY_MS = 20_000
+"""How long a copy that was too late does not join again, and how long it must have been silent
+before another takes its place, in milliseconds.
+"""
+CLOSE_MS = 1_000
+REMEMBERED_MAX = 64
+"""The largest number of copies that are remembered."""
+WAITS = Backoff(first_ms=50, max_ms=1_000)
+
+
+class SetKeeper:
+    """
+    Keeps the copies of one broker.
+
+    Args:
+        change: asks a metaserver to change the set, and returns the stored one.
+        is_registered: returns True once a metaserver knows this opening of the folder.
+        lag_ms: how long a commit waits for a copy before the broker asks to leave it out.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        files: Files,
+        *,
+        broker_group: str,
+        broker_id: str,
+        opening: str,
+        change: Callable[[ChangeCopySet], Awaitable[CopySet]],
+        is_registered: Callable[[], bool],
+        run_blocking: RunBlocking,
+        clock: Clock,
+        rng: random.Random,
+        lag_ms: int,
+    ) -> None:
+        self._log = store.log
+        self._wait = store.commit.copy_wait
+        self._wait_flushed = store.commit.wait_flushed
+        self._opened_end = store.log.end
+        self._files = files
+        self._broker_group = broker_group
+        self._broker_id = broker_id
+        self._opening = opening
+        self._change = change
+        self._is_registered = is_registered
+        self._run_blocking = run_blocking
+        self._boot_ms = clock.boot_ms
+        self._rng = rng
+        self._lag_ms = lag_ms
+        self._failures = LogFilter()
+        self.commitment = Commitment()
+        self._stored: CopySet | None = None
+        self._changes = 0
+        self.is_replaced = False
+        """True once a copy was promoted."""
+        self._asked_ms = 0
+        self._opened_ms = clock.boot_ms()
+        self._known_ms = 0
+        """When a metaserver has said for the first time which copies count."""
+        self._reported_ms: dict[str, int] = {}
+        """By copy, when it reported last."""
+        self._away_until_ms: dict[str, int] = {}
+        self._event = asyncio.Event()
+        self.on_copied: Callable[[], None] = lambda: None
+        """Called once, when the copies that count have what the log had at the start."""
+        self._is_copied = False
+        self._had_marker = has_copies(files)
+        self._has_marker: bool | None = self._had_marker
+        """Whether the folder says that it has copies; None after a write that has failed."""
+        if self._has_marker:
+            self._wait.copies = self.commitment
+
+    # ── for operators ─────────────────────────────────────────────────────────────────────────────
+    @property
+    def stored(self) -> CopySet | None:
+        """The set as a metaserver has last told it; None before that, and once a copy was
+        promoted.
+        """
+        return None if self.is_replaced else self._stored
+
+    @property
+    def changes(self) -> int:
+        """How often this broker has seen another set than before."""
+        return self._changes
+
+    @property
+    def waits(self) -> Histogram:
+        """How long commits that were synced here have waited for copies."""
+        return self._wait.waits
+
+    @property
+    def waiting_ms(self) -> int:
+        """For how many milliseconds a commit has waited for copies; 0 if none does."""
+        return self._wait.waiting_ms
+
+    @property
+    def problem(self) -> str:
+        """The reason why nothing is acked now; "" if acks go on, or a metaserver has yet to be
+        asked to leave out a copy that is late.
+        """
+        if self.is_replaced:
+            return (
+                "a copy of its data folder was promoted: restart it if an operator has accepted "
+                "this folder since"
+            )
+        if self._had_marker and not self._is_copied:
+            return WAITS_FOR_COPIES
+        if self.waiting_ms < 2 * self._lag_ms:
+            return ""
+        late = ", ".join(sorted(self.commitment.missing(self._log.written_end)))
+        return f"acks wait for copies ({late or 'unknown'}), and no metaserver has left them out"
+
+    # ── from copies ───────────────────────────────────────────────────────────────────────────────
+    def may_be_ahead(self, copy_id: str) -> bool:
+        """Return True if acks wait for a copy, or may do so soon: under load, a copy that gets only
+        what is durable is always a commit behind.
+        """
+        if copy_id in self.commitment.counted:
+            return True
+        stored = self._stored
+        return (
+            stored is not None
+            and copy_id in self._reported_ms
+            and len(stored.members) < stored.wanted - 1
+        )
+
+    def note_report(self, copy_id: str, position: int) -> None:
+        """Note that a copy has synced the log up to a position."""
+        is_new = copy_id not in self.commitment.synced
+        if is_new and len(self._reported_ms) >= REMEMBERED_MAX:
+            self._forget_oldest()
+        self.commitment.synced[copy_id] = position
+        self._reported_ms[copy_id] = self._boot_ms()
+        self._copies_changed()
+        if is_new:
+            self._event.set()
+
+    def _forget_oldest(self) -> None:
+        """Forget the copy that has not reported for the longest time, unless it counts."""
+        others = self._reported_ms.keys() - self.commitment.counted
+        oldest = min(others, key=self._reported_ms.__getitem__)
+        for by_copy in (self.commitment.synced, self._reported_ms, self._away_until_ms):
+            by_copy.pop(oldest, None)
+
+    def _copies_changed(self) -> None:
+        self._wait.check()
+        if not self._is_copied and self.commitment.covers(self._opened_end):
+            self._is_copied = True
+            self.on_copied()
+
+    # ── to a metaserver ───────────────────────────────────────────────────────────────────────────
+    async def run(self) -> None:
+        """Keep the set until cancelled."""
+        pauses = WAITS.pauses(self._rng)
+        while True:
+            if self.is_replaced:
+                await asyncio.Event().wait()  # nothing is asked, and nothing acked, any more
+            if self._stored is not None and not self._has_marker and not self._reported_ms:
+                self._event.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(IDLE_POLL_MS / 1000):
+                        await self._event.wait()
+            try:
+                await self._keep()
+            except Exception as error:  # noqa: BLE001 - without the keeper, acks may wait for ever
+                if self._is_registered():  # otherwise the registration says what is wrong
+                    self._log_failure(error)
+                await asyncio.sleep(pauses.next_pause_ms() / 1000)
+            else:
+                pauses.reset()
+                await asyncio.sleep(TICK_MS / 1000)
+
+    def _log_failure(self, error: Exception) -> None:
+        message = error.message if isinstance(error, KeylaneError) else repr(error)
+        if text := self._failures.count_failure(message, self._boot_ms()):
+            log.warning(
+                "cannot keep the set of copies of broker group %s: %s", self._broker_group, text
+            )
+
+    async def _keep(self) -> None:
+        """Ask a metaserver what it has stored, if that is due, and change what has to change."""
+        now_ms = self._boot_ms()
+        if self._stored is None or now_ms - self._asked_ms >= POLL_MS:
+            self._adopt(await self._ask(None))
+        stored = self._stored
+        if self.is_replaced:
+            return
+        assert stored is not None
+        if stored.wanted > 1 or stored.members:
+            await self._begin()
+        elif self._has_marker is not False:
+            await self._end()
+            return
+        members = decide_set(
+            self.commitment,
+            wanted=stored.wanted,
+            acked_end=self._log.end if self._log.end > self._opened_end else 0,
+            log_end=self._wait.decided_end(self._log.end),
+            written_end=self._log.written_end,
+            is_late=self._is_late(now_ms),
+            candidates=self._candidates(now_ms),
+            silent=self._silent(now_ms),
+        )
+        if members is not None and members != self.commitment.members:
+            await self._propose(members)
+
+    def _is_late(self, now_ms: int) -> bool:
+        """Return True if a copy has kept a commit, or the clients, waiting for too long."""
+        if self._is_copied:
+            return self._wait.waiting_ms >= self._lag_ms
+        if not self._is_registered():  # copies follow no broker that is not
+            self._known_ms = now_ms
+        return now_ms - self._known_ms >= self._lag_ms
+
+    def _candidates(self, now_ms: int) -> list[str]:
+        return [
+            copy_id
+            for copy_id, reported_ms in self._reported_ms.items()
+            if now_ms - reported_ms <= LIVE_MS and now_ms >= self._away_until_ms.get(copy_id, 0)
+        ]
+
+    def _silent(self, now_ms: int) -> list[str]:
+        return [
+            copy_id
+            for copy_id in self.commitment.members or ()
+            if now_ms - self._reported_ms.get(copy_id, self._opened_ms) > AWAY_MS
+        ]
+
+    async def _begin(self) -> None:
+        """Let acks wait for the copies that count, if they do not yet."""
+        if not self._has_marker:
+            await self._record_copies(exist=True)
+        if self._wait.copies is None:
+            self._wait.copies = self.commitment
+            # A commit that has begun before waits for no copy: none may join until it has ended.
+            await self._wait_flushed()
+
+    async def _end(self) -> None:
+        """Let acks wait for no copy any more."""
+        self._wait.copies = None
+        self._copies_changed()
+        await self._record_copies(exist=False)
+
+    async def _record_copies(self, *, exist: bool) -> None:
+        self._has_marker = None
+        await self._run_blocking(partial(record_copies, self._files, exist=exist))
+        self._has_marker = exist
+
+    async def _propose(self, members: frozenset[str]) -> None:
+        """Change the set. What is proposed counts until it is stored, or something newer is."""
+        self.commitment.proposed = members
+        before = self._stored
+        assert before is not None
+        stored = before
+        while stored.version == before.version:
+            stored = await self._ask_until_answered(members)
+        left = (self.commitment.members or frozenset()) - frozenset(stored.members)
+        for copy_id in left:
+            self._away_until_ms[copy_id] = self._boot_ms() + AWAY_MS
+        self._adopt(stored)
+        if self.is_replaced:
+            return
+        log.log(
+            logging.WARNING if left else logging.INFO,
+            "acks of broker group %s wait for %s%s",
+            self._broker_group,
+            listed(stored.members) if stored.members else "no copy",
+            f", and no more for {listed(sorted(left))}" if left else "",
+        )
+
+    async def _ask_until_answered(self, members: frozenset[str]) -> CopySet:
+        pauses = WAITS.pauses(self._rng)
+        while True:
+            try:
+                return await self._ask(tuple(sorted(members)))
+            except KeylaneError as error:
+                if text := self._failures.count_failure(error.message, self._boot_ms()):
+                    log.warning(
+                        "acks of broker group %s wait until a metaserver has stored the set of "
+                        "copies: %s",
+                        self._broker_group,
+                        text,
+                    )
+                await asyncio.sleep(pauses.next_pause_ms() / 1000)
+
+    async def _ask(self, members: tuple[str, ...] | None) -> CopySet:
+        stored = self._stored or CopySet(term=-1)
+        self._asked_ms = self._boot_ms()
+        answer = await self._change(
+            ChangeCopySet(
+                broker_id=self._broker_id,
+                opening=self._opening,
+                term=stored.term,
+                version=stored.version,
+                members=members,
+                durable_end=self._log.end if self._is_copied else 0,
+            )
+        )
+        if failures := self._failures.end_failures(self._boot_ms()):
+            log.warning(
+                "broker group %s: metaservers answer about its set of copies again, after %s",
+                self._broker_group,
+                failures,
+            )
+        return answer
+
+    def _adopt(self, stored: CopySet) -> None:
+        """Take what a metaserver has stored."""
+        # Without its name, an operator has accepted this broker's folder since.
+        if self._stored is not None and stored.term > self._stored.term and stored.promoted:
+            self.is_replaced = True
+            self.commitment.members = None
+            self._wait.copies = self.commitment
+            self._wait.give_up("a copy of its data folder was promoted")
+            return
+        if self._stored is None:
+            self._known_ms = self._boot_ms()
+        elif stored.members != self._stored.members:
+            self._changes += 1
+        self._stored = stored
+        self.commitment.confirm(frozenset(stored.members))
+        self._copies_changed()
+
+    async def close(self) -> None:
+        """Let a commit that waits for copies fail, because the broker stops, unless they have it
+        within CLOSE_MS.
+        """
+        with contextlib.suppress(TimeoutError, KeylaneError):
+            async with asyncio.timeout(CLOSE_MS / 1000):
+                await self._wait_flushed()
+        self._wait.give_up("the broker stops before all copies have the commit")
