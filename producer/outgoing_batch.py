@@ -470,6 +470,7 @@ class OutgoingBatch:
                     and self.marks is None
                     and outcome.logic_offset is None
                     and outcome.offset >= 0
+                    and outcome.copies == 1
                 ):
                     self.plain_receipt = (
                         outcome.partition_id,
@@ -610,15 +611,16 @@ class OutgoingBatch:
 def first_receipt(answer: Appended, partition: Partition, *, static: bool) -> Receipt:
     """Return the receipt of the first message of a batch that `partition` has stored."""
     offset = answer.base_offset
-    if not static:
+    if not static and answer.copies == 1:
         return Receipt(partition.partition_id, offset, answer.durable, answer.duplicate)
     return Receipt(
         partition.partition_id,
         offset,
         answer.durable,
         answer.duplicate,
-        queue=partition.queue,
-        logic_offset=partition.logic_start + offset if offset >= 0 else None,
+        queue=partition.queue if static else None,
+        logic_offset=partition.logic_start + offset if static and offset >= 0 else None,
+        copies=answer.copies,
     )
 
 
@@ -635,4 +637,5 @@ def _receipt_at(first: Receipt, distance: int) -> Receipt:
         False,
         first.queue,
         logic_offset,
+        first.copies,
     )

@@ -28,9 +28,11 @@ from ...protocol.errors import (
     OffsetOutOfRangeError,
     PartitionUnknownError,
     Reason,
+    SubjectDeletedError,
+    SubjectUnknownError,
     UnreachableError,
 )
-from ...protocol.frames import Batches, Read
+from ...protocol.frames import Batches
 from ...protocol.http.tls_settings import TlsSettings
 from ...protocol.ids import check_name
 from ...protocol.limits import READ_GIVE_UP_MS
@@ -305,8 +307,8 @@ class Reader(LoopBoundClient, Generic[V]):
                 on the broker of a partition, which is running on an older copy of its data folder.
             PartitionUnknownError: for ten seconds, the partition has been missing on such a broker;
                 or all messages of `partition` are gone.
-            SubjectDeletedError, SubjectUnknownError: the subject was deleted; a later subject of
-                the same name is a different one.
+            SubjectDeletedError: the subject was deleted; a later subject of the same name is a
+                different one.
             ClosedError, UsageError: the reader is not open, or not open in this process and event
                 loop.
         """
@@ -482,13 +484,24 @@ class Reader(LoopBoundClient, Generic[V]):
         if not (self._wanted.follows and self._lineage.lacks_children):
             return None
         try:
-            history = (
-                await self._meta.call(endpoints.HISTORY, subject=self._wanted.subject)
-            ).partitions
+            history = await self._fetch_history()
         except UnreachableError as error:
             return error
         self._add_partitions(history)
         return None
+
+    async def _fetch_history(self) -> list[PartitionHistory]:
+        """
+        Fetch all partitions of the subject that is read.
+
+        Raises:
+            SubjectDeletedError: it was deleted, perhaps so long ago that no metaserver knows it.
+        """
+        name = self._wanted.subject
+        try:
+            return (await self._meta.call(endpoints.HISTORY, subject=name)).partitions
+        except SubjectUnknownError as error:
+            raise SubjectDeletedError(f"subject {name!r} was deleted", subject=name) from error
 
     def _add_partitions(self, history: list[PartitionHistory]) -> None:
         """Start reading new partitions at their first message. Raises the errors of
@@ -528,7 +541,7 @@ class Reader(LoopBoundClient, Generic[V]):
                 await self._wait_for_servers(now_ms)
                 continue
             self._pauses.reset()
-            if self._wanted.follows and not self._buffer:
+            if not self._buffer:
                 await self._wait_for_messages()
         return True
 
@@ -601,14 +614,12 @@ class Reader(LoopBoundClient, Generic[V]):
 
         Raises:
             KeylaneError: an error has lasted too long at `now_ms` on the boot clock.
-            SubjectDeletedError, SubjectUnknownError: the subject was deleted.
+            SubjectDeletedError
             PartitionUnknownError: the messages of `partition` are gone.
         """
         metaserver_error: UnreachableError | None = None
         try:
-            history = (
-                await self._meta.call(endpoints.HISTORY, subject=self._wanted.subject)
-            ).partitions
+            history = await self._fetch_history()
         except UnreachableError as error:
             metaserver_error = error  # unknown whether messages that a broker lacks are gone
         else:
@@ -672,9 +683,8 @@ class Reader(LoopBoundClient, Generic[V]):
         state.may_have_more = False
         state.at_end = False
         try:
-            reply, payload = await (
-                self._open_reads.take(partition_id)
-                or self._broker(state.partition).call(Read(partition_id, offset, self._chunk_bytes))
+            reply, payload = await self._open_reads.read(
+                self._broker(state.partition), partition_id, offset, bytes_max=self._chunk_bytes
             )
         except OffsetOutOfRangeError as error:
             self._skip_removed(state, error)

@@ -1,6 +1,6 @@
 """The open reads of a reader: each partition that is read to its end has one, a long poll.
 
-begin ─▶ (other partitions are read) ─▶ reply: wakes the reader ─▶ take
+begin ─▶ (other partitions are read) ─▶ reply: wakes the reader ─▶ read
   ╰──────▶ its broker moved, or the partition is not read any more: cancelled
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from ...protocol.clock import Clock
+from ...protocol.errors import ClosedError
 from ...protocol.frames import Answer, Batches, Read
 from ...protocol.limits import READ_WAIT_MS
 from ...rpc.client import BrokerClient
@@ -62,6 +63,35 @@ class OpenReads:
         task.add_done_callback(self._on_reply)
         self._reads[partition_id] = _OpenRead(broker.address, task)
 
+    async def read(
+        self, broker: BrokerClient, partition_id: int, offset: int, *, bytes_max: int
+    ) -> tuple[Answer, memoryview]:
+        """
+        Return the finished read of a partition, or read from `offset` on.
+
+        If the caller is cancelled, the read stays open: a program that gives up early, and tries
+        again, hears of a broker that never replies.
+
+        Raises:
+            ClosedError: the reader was closed meanwhile.
+            KeylaneError: the read failed.
+        """
+        read = self._reads.get(partition_id)
+        if read is None:
+            task = start_task(broker.call(Read(partition_id, offset, bytes_max)), name="read")
+            read = self._reads[partition_id] = _OpenRead(broker.address, task)
+        try:
+            if not read.task.done():
+                await asyncio.wait((read.task,))
+        except asyncio.CancelledError:
+            read.task.add_done_callback(self._on_reply)  # the next caller may wait for others
+            raise
+        if self._reads.get(partition_id) is read:
+            del self._reads[partition_id]
+        if read.task.cancelled():
+            raise ClosedError("the reader was closed while it read")
+        return read.task.result()
+
     async def _read(self, broker: BrokerClient, request: Read) -> tuple[Answer, memoryview]:
         started_ms = self._clock.boot_ms()
         reply, payload = await broker.call(request, wait_ms=request.wait_ms)
@@ -93,14 +123,6 @@ class OpenReads:
         """
         read = self._reads.get(partition_id)
         return read is not None and not read.task.done()
-
-    def take(self, partition_id: int) -> ReadTask | None:
-        """Remove and return the finished read of a partition, or return None if there is none."""
-        read = self._reads.get(partition_id)
-        if read is None or not read.task.done():
-            return None
-        del self._reads[partition_id]
-        return read.task
 
     async def wait(self, wait_ms: int | None) -> None:
         """Wait until a read finishes, for at most `wait_ms`, or without a limit if that is None."""

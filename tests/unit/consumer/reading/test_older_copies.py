@@ -42,12 +42,12 @@ class FollowingReader:
         read.
         """
         broker = self.brokers[index]
-        older = broker._disk.disk_after_crash(random.Random(1))
+        older = broker.disk.disk_after_crash(random.Random(1))
         await self.producer.send("orders", b"late", key=self.keys[index])
         await asyncio.sleep(0.05)
         assert self.seen[-1] == b"late"
         broker.kill()
-        broker._disk = older
+        broker.disk = older
 
     async def raises_what_a_broker_lacks(self) -> None:
         with pytest.raises(OffsetOutOfRangeError):

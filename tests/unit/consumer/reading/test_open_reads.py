@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from keylane.consumer.reading.reads import POLL_MS, OpenReads
-from keylane.protocol.errors import NotSentError
+from keylane.protocol.errors import ClosedError, NotSentError
 from keylane.protocol.frames import Batches, Read
 from keylane.protocol.limits import READ_WAIT_MS
 from sim.machines.clock import ManualClock
@@ -21,8 +21,9 @@ class WaitingBroker:
     def __init__(self) -> None:
         self.asked: dict[int, asyncio.Future[bytes]] = {}
 
-    async def call(self, request: Read, *, wait_ms: int):
-        assert request.wait_ms == wait_ms == READ_WAIT_MS
+    async def call(self, request: Read, *, wait_ms: int = 0):
+        assert request.wait_ms == wait_ms
+        assert wait_ms in {0, READ_WAIT_MS}
         word = self.asked[request.partition_id] = asyncio.get_running_loop().create_future()
         payload = await word
         end = request.offset + len(payload)
@@ -50,9 +51,8 @@ async def test_wait_is_due_once_when_it_is_answered(waits, broker):
     await asyncio.wait_for(news, 1)
     assert waits.find_due([1, 2, 3]) == [2, 3]
     assert [waits.pending(each) for each in (1, 2, 3)] == [True, False, False]
-    assert waits.take(1) is None
-    assert (await waits.take(2))[0].upto == 7
-    assert waits.take(2) is None
+    assert (await waits.read(broker, 2, 5, bytes_max=100))[0].upto == 7
+    assert waits.find_due([2]) == [2]
     await waits.end()
 
 
@@ -78,15 +78,40 @@ async def test_answer_that_has_come_is_kept_when_the_address_is_another(waits, b
     broker.asked[1].set_result(b"x")
     await asyncio.sleep(0.01)
     waits.retain({1: "b:2"})
-    assert (await waits.take(1))[0].upto == 6
+    assert (await waits.read(broker, 1, 5, bytes_max=100))[0].upto == 6
 
 
 async def test_failure_is_told_to_who_takes_it(waits, broker):
     broker.asked[1].set_exception(NotSentError("gone"))
     await asyncio.wait_for(waits.wait(None), 1)
     with pytest.raises(NotSentError):
-        await waits.take(1)
+        await waits.read(broker, 1, 5, bytes_max=100)
     await waits.end()
+
+
+async def test_read_stays_open_when_its_caller_gives_up(waits, broker):
+    """A broker that never replies is noticed although every caller is more impatient."""
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await waits.read(broker, 3, 0, bytes_max=100)
+        word = broker.asked[3]
+    assert waits.find_due([3]) == []
+    assert broker.asked[3] is word
+    word.set_exception(NotSentError("no answer"))
+    await asyncio.wait_for(waits.wait(None), 1)
+    assert waits.find_due([3]) == [3]
+    with pytest.raises(NotSentError):
+        await waits.read(broker, 3, 0, bytes_max=100)
+    await waits.end()
+
+
+async def test_read_is_told_when_the_reader_is_closed(waits, broker):
+    reading = asyncio.create_task(waits.read(broker, 3, 0, bytes_max=100))
+    await asyncio.sleep(0.01)
+    await waits.end()
+    with pytest.raises(ClosedError):
+        await reading
 
 
 async def test_next_read_is_not_due_before_a_pause_when_a_broker_does_not_wait(waits, broker):
@@ -95,7 +120,7 @@ async def test_next_read_is_not_due_before_a_pause_when_a_broker_does_not_wait(w
     broker.asked[1].set_result(b"")
     await waits.wait(None)
     assert asyncio.get_running_loop().time() - began >= POLL_MS / 1000 - 0.01
-    assert (await waits.take(1))[0].upto == 5
+    assert (await waits.read(broker, 1, 5, bytes_max=100))[0].upto == 5
     await waits.end()
 
 
