@@ -18,6 +18,7 @@ from ..protocol.control import (
     SubjectView,
     TimeBound,
 )
+from ..protocol.copies import CopySet
 from ..protocol.groups import GroupPolicy, GroupSettings, GroupStart, StartAt
 from ..protocol.http.access import (
     AuditEvent,
@@ -97,6 +98,7 @@ __all__ = [
     "CancelOutcome",
     "CanceledReset",
     "CheckView",
+    "CopySet",
     "CursorView",
     "FailingMessage",
     "Failure",

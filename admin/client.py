@@ -42,6 +42,7 @@ from ..protocol.control import (
     SubjectView,
     SwitchGroup,
 )
+from ..protocol.copies import CopySet, PromoteCopy, SetCopies
 from ..protocol.errors import (
     AccessDeniedError,
     ConfigError,
@@ -1654,6 +1655,56 @@ class Admin(LoopBoundClient):
         check_name("broker group", broker_group)
         body = convert_argument(AcceptFolder, {"address": address, "dry_run": dry_run})
         return await self._metaserver_client.call(endpoints.ACCEPT_FOLDER, body, group=broker_group)
+
+    async def copies(self, broker_group: str) -> CopySet:
+        """
+        Return how many data folders a broker group is to have, and which copies acks wait for.
+
+        Raises:
+            NotFoundError
+        """
+        check_name("broker group", broker_group)
+        return await self._metaserver_client.call(endpoints.COPY_SET, group=broker_group)
+
+    async def set_copies(self, broker_group: str, wanted: int) -> CopySet:
+        """
+        Set how many data folders a broker group is to have.
+
+        Followers whose log is complete join until there are that many; from then on, each ack waits
+        for them.
+
+        Args:
+            wanted: 1 to 5, with the broker's own folder. With 1, acks wait for no copy.
+
+        Raises:
+            NotFoundError
+        """
+        check_name("broker group", broker_group)
+        body = convert_argument(SetCopies, {"wanted": wanted})
+        return await self._metaserver_client.call(endpoints.SET_COPIES, body, group=broker_group)
+
+    async def promote_copy(
+        self, broker_group: str, copy_id: str, *, broker_id: str, log_end: int, lose: bool = False
+    ) -> CopySet:
+        """
+        Let a copy take the place of the data folder of a broker that is gone for good; its own
+        folder must be promoted as well. `keylane broker promote` does both.
+
+        Args:
+            broker_id: the id of the data folder that it is a copy of.
+            log_end: the end of the copy's log, in bytes.
+            lose: promote it even if it lacks acked messages, which are lost.
+
+        Raises:
+            NotFoundError
+            FolderRefusedError: it is a copy of another folder than the group's.
+            ConflictError: the broker reports itself; acks did not wait for the copy, or it has less
+                than was durable.
+        """
+        check_name("broker group", broker_group)
+        fields = {"copy_id": copy_id, "broker_id": broker_id, "log_end": log_end, "lose": lose}
+        body = convert_argument(PromoteCopy, fields)
+        return await self._metaserver_client.call(endpoints.PROMOTE_COPY, body, group=broker_group)
 
     async def broker_health(self, address: str) -> Health:
         """

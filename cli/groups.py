@@ -246,7 +246,8 @@ class PeerCommandGroup(CommandGroup):
         "HOST:PORT; KEYLANE_META is for all commands",
         "--to-earliest": "it is --to earliest",
         "--to-latest": "it is --to latest",
-        "--replication-factor": "there is no replication yet: each message has one copy",
+        "--replication-factor": "copies are those of a broker group: keylane broker copies GROUP "
+        "--wanted N",
         "--property": "it is --header NAME=VALUE; in Python it is properties=",
         "--topic": "the subject has no option: keylane produce SUBJECT …",
         "--bootstrap-server": "it is --meta HOST:PORT, the metaserver's address",

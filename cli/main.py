@@ -10,6 +10,7 @@ from typing import Annotated
 
 import click
 
+from ..protocol.copies import COPIES_MAX
 from ..protocol.limits import TTL_MS_MAX, TTL_MS_MIN
 from .answer import CommonOptions, expand_options
 from .completion import complete_group, complete_profile, complete_subject
@@ -195,6 +196,15 @@ def dev(
             show_default="2, or as many as the folder has",
         ),
     ] = None,
+    *,
+    copies: Annotated[
+        int,
+        Option(
+            min=1,
+            max=COPIES_MAX,
+            help="Data folders of each broker group, all on this machine; acks wait for each.",
+        ),
+    ] = 1,
     subject: Annotated[
         list[str] | None,
         Option(help="Create this subject too; may be repeated.", complete=complete_subject),
@@ -216,6 +226,7 @@ def dev(
         data=data,
         port=port,
         brokers=brokers,
+        copies=copies,
         subjects=subject or [],
         auto_create=auto_create,
     )

@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
-from ...broker.app import running_broker
+from ...broker.app import run_follower, running_broker
 from ...broker.settings import BrokerSettings
 from ...metaserver.running import running_metaserver
 from ...metaserver.settings import MetaserverSettings
@@ -27,6 +30,8 @@ from ..connection import open_admin, wait_for_brokers
 from ..options import OutputFormat
 from ..screen import show_data, show_error, show_line
 from ..status import showing
+
+log = logging.getLogger("keylane.cli")
 
 BROKERS_DEFAULT = 2
 REGISTER_TIMEOUT_S = 20.0
@@ -49,6 +54,8 @@ class DevCluster(msgspec.Struct, frozen=True, kw_only=True):
     """Maps each broker group to its address."""
     subjects: list[str]
     data: str
+    copies: int = 1
+    """How many data folders each broker group has."""
     seconds: float
     """How long it took to start, in seconds."""
 
@@ -116,6 +123,7 @@ async def _start_cluster(
     port: int,
     *,
     brokers: int,
+    copies: int,
     subjects: list[str],
     auto_create: str,
 ) -> DevCluster:
@@ -143,6 +151,7 @@ async def _start_cluster(
     meta_settings = MetaserverSettings(data=data / "metaserver", port=port, auto_create=auto_create)
     metaserver = await stack.enter_async_context(running_metaserver(meta_settings, network=network))
     addresses = {}
+    copied = []
     for number in range(1, brokers + 1):
         group = f"broker-{number}"
         settings = BrokerSettings(
@@ -153,6 +162,10 @@ async def _start_cluster(
         )
         broker = await stack.enter_async_context(running_broker(settings, network=network))
         addresses[group] = broker.address
+        copied += [
+            replace(settings, data=data / f"{group}-copy-{index}", follow=True)
+            for index in range(1, copies)
+        ]
     async with open_admin(metaserver.address) as admin:
         try:
             async with asyncio.timeout(REGISTER_TIMEOUT_S):
@@ -161,6 +174,11 @@ async def _start_cluster(
             raise UnavailableError(
                 Reason.NOT_ENOUGH_BROKERS, "the brokers did not report to the metaserver"
             ) from None
+        for each in copied:
+            await stack.enter_async_context(_following(each, network))
+        for group in addresses:
+            if (await admin.copies(group)).wanted != copies:
+                await admin.set_copies(group, copies)
         for subject in subjects:
             await admin.create_subject(subject)
     return DevCluster(
@@ -168,8 +186,28 @@ async def _start_cluster(
         brokers=addresses,
         subjects=subjects,
         data=str(data),
+        copies=copies,
         seconds=round(time.monotonic() - started_at, 2),
     )
+
+
+@contextlib.asynccontextmanager
+async def _following(settings: BrokerSettings, network: HttpNetwork) -> AsyncIterator[None]:
+    """Keep a copy of a broker's folder in the block. What ends it earlier is logged."""
+    stop = asyncio.Event()
+
+    async def follow() -> None:
+        try:
+            await run_follower(settings, stop, network=network)
+        except KeylaneError as error:
+            log.error("the copy in %s has ended: %s", settings.data, error)
+
+    task = asyncio.create_task(follow())
+    try:
+        yield
+    finally:
+        stop.set()
+        await task
 
 
 def next_steps(cluster: DevCluster) -> str:
@@ -182,6 +220,7 @@ def next_steps(cluster: DevCluster) -> str:
         ),
         f"  metaserver  {cluster.metaserver}",
         *(f"  {group:<11} {address}" for group, address in cluster.brokers.items()),
+        *_copies_line(cluster.copies),
         "next, in another terminal:",
     ]
     if cluster.metaserver != META_DEFAULT:
@@ -197,12 +236,20 @@ def next_steps(cluster: DevCluster) -> str:
     return "\n".join(lines)
 
 
+def _copies_line(copies: int) -> list[str]:
+    if copies == 1:
+        return []
+    folders = counted(copies, "data folder")
+    return [f"  each has {folders} on this machine; acks wait for those that are up to date"]
+
+
 def run_dev(
     output: OutputFormat,
     *,
     data: Path,
     port: int,
     brokers: int | None,
+    copies: int,
     subjects: list[str],
     auto_create: str,
 ) -> int:
@@ -232,6 +279,7 @@ def run_dev(
                         data,
                         port,
                         brokers=count,
+                        copies=copies,
                         subjects=subjects,
                         auto_create=auto_create,
                     )

@@ -143,11 +143,12 @@ class ReceiptTally:
             count_text = counted(self.count, "message is kept", "messages are kept")
             show_line(f"{count_text} by {groups} ({receipt.durable}) {until}")
         elif self.count == 1 and receipt is not None:
+            folders = f" in {receipt.copies} folders" if receipt.copies > 1 else ""
             reordered = ", reordered" if receipt.reordered else ""
             possible = ", maybe stored twice" if self._duplicates else ""
             show_line(
                 f"stored at offset {receipt.offset} of partition {receipt.partition_id} "
-                f"({receipt.durable}{reordered}{possible})"
+                f"({receipt.durable}{folders}{reordered}{possible})"
             )
         else:
             partitions = ", ".join(map(str, sorted(self._partitions))) or "none"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ...admin import Admin, GroupDescription
+from ...broker.offline.promotion import promote_candidate, read_candidate, wait_for_promotion
+from ...broker.storage.fail_points import make_files
 from ...protocol.address import parse_address
 from ...protocol.control import PartitionStatusList
 from ...protocol.errors import InternalError, KeylaneError
@@ -24,6 +28,12 @@ PARTITIONS = 4
 BROKERS = 2
 CONSUMERS = 3
 TTL_MS = 2_000
+BROKER_TTL_MS = 1_000
+"""How long a broker may be silent before a copy can take its place, in milliseconds; the default is
+ten times as long.
+"""
+BROKER_TO_LOSE = 2
+"""The number of the broker whose data folder is lost."""
 
 
 class DemoCluster:
@@ -39,8 +49,13 @@ class DemoCluster:
         self.partitions: tuple[Partition, ...] = ()
         _host, port = parse_address(self.meta_address)
         self.metaserver = self._program(
-            "metaserver", "metaserver", "--data", str(folder / "metaserver"), "--port", str(port)
+            "metaserver",
+            "metaserver",
+            *("--data", str(folder / "metaserver"), "--port", str(port)),
+            *("--broker-heartbeat-ms", str(BROKER_TTL_MS // 4)),
+            *("--broker-ttl-ms", str(BROKER_TTL_MS)),
         )
+        self.copy = self._copy(BROKER_TO_LOSE)
         self.brokers = [self._broker(number, port="0") for number in range(1, BROKERS + 1)]
         self.restarts = dict.fromkeys(range(1, BROKERS + 1), 0)
         """Maps each broker number to the number of times that broker was restarted."""
@@ -73,7 +88,7 @@ class DemoCluster:
     def _program(self, name: str, module: str, *arguments: str) -> Program:
         return Program(name, module, list(arguments), self.logs / f"{name}.log")
 
-    def _broker(self, number: int, *, port: str) -> Program:
+    def _broker(self, number: int, *, port: str, folder: Path | None = None) -> Program:
         name = f"broker-{number}"
         return self._program(
             name,
@@ -81,12 +96,31 @@ class DemoCluster:
             "--group",
             name,
             "--data",
-            str(self.folder / name),
+            str(folder or self.folder / name),
             "--meta",
             self.meta_address,
             "--port",
             port,
         )
+
+    def _copy(self, number: int) -> Program:
+        group = f"broker-{number}"
+        name = f"{group}-copy"
+        return self._program(
+            name,
+            "broker",
+            *("--group", group, "--data", str(self.folder / name)),
+            *("--meta", self.meta_address, "--follow", "true"),
+        )
+
+    async def start_copy(self) -> None:
+        """Start the copy of a broker's data folder, and wait until acks wait for it."""
+        group = f"broker-{BROKER_TO_LOSE}"
+        self.copy.start()
+        await self.admin.set_copies(group, 2)
+        while not (await self.admin.copies(group)).members:
+            self.check()
+            await asyncio.sleep(0.05)
 
     async def start_servers(self, on_ready: Callable[[Program], None]) -> None:
         """Start the metaserver and the brokers, calling `on_ready` as each becomes ready. Raises
@@ -158,17 +192,41 @@ class DemoCluster:
                 continue  # killed, or not restarted yet
         return statuses
 
-    async def restart_broker(self, number: int) -> None:
-        """Kill a broker with SIGKILL, restart it on the same port and folder, and wait until it is
-        ready.
+    async def lose_broker(self) -> None:
+        """Kill a broker with SIGKILL, remove its data folder, promote the copy, start a broker on
+        it at the same port, and wait until it is ready.
         """
-        killed = self.brokers[number - 1]
-        self.restarts[number] += 1
+        killed = self.brokers[BROKER_TO_LOSE - 1]
+        self.restarts[BROKER_TO_LOSE] += 1
         await killed.kill()
+        name = f"broker-{BROKER_TO_LOSE}"
+        await asyncio.to_thread(shutil.rmtree, self.folder / name)
+        await self.copy.kill()
+        folder = self.folder / f"{name}-copy"
+        await self._promote(name, folder)
         _host, port = parse_address(killed.address)
-        restarted = self.brokers[number - 1] = self._broker(number, port=str(port))
+        restarted = self._broker(BROKER_TO_LOSE, port=str(port), folder=folder)
+        self.brokers[BROKER_TO_LOSE - 1] = restarted
         restarted.start()
         await restarted.wait_until_ready()
+
+    async def _promote(self, group: str, folder: Path) -> None:
+        """Promote a copy as soon as its broker counts as silent."""
+        files = make_files(str(folder))
+        files.lock()
+        try:
+            candidate = await asyncio.to_thread(read_candidate, files)
+            ask = partial(
+                self.admin.promote_copy,
+                group,
+                candidate.copy.copy_id,
+                broker_id=candidate.broker_id,
+                log_end=candidate.log_end,
+            )
+            await wait_for_promotion(ask, pause_s=0.1)
+            await asyncio.to_thread(promote_candidate, files, candidate)
+        finally:
+            files.close()
 
     def check(self) -> None:
         """Raise InternalError if a process has exited unexpectedly."""
@@ -185,6 +243,7 @@ class DemoCluster:
         """
         await asyncio.gather(self.spark.stop(), self.stop_consumers())
         if not keep_servers:
+            await self.copy.stop()
             await asyncio.gather(*(broker.stop() for broker in self.brokers))
             await self.metaserver.stop()
         await self.network.close()

@@ -2,7 +2,7 @@
 checked.
 
     servers ─▶ subject ─▶ consumers ─▶ a third handled: kill a consumer
-            ─▶ two thirds sent: kill a broker ─▶ all handled
+            ─▶ two thirds sent: kill a broker and remove its folder ─▶ all handled
             ─▶ compare Spark, the log and the records with the file ─▶ verdict
 
 Sending pauses at one half and at five sixths until the processes have been killed, so that they die
@@ -26,7 +26,7 @@ from ...protocol.errors import (
     QueueFullError,
 )
 from ...protocol.routing import OrderStrategy
-from .cluster import CONSUMERS, GROUP, SUBJECT, TTL_MS, DemoCluster
+from .cluster import BROKER_TO_LOSE, CONSUMERS, GROUP, SUBJECT, TTL_MS, DemoCluster
 from .history import JUDGED_GROUP, JudgedRun, PartitionLog, SentRows, judge_run
 from .log import read_log
 from .report import (
@@ -44,7 +44,6 @@ STEP_TIMEOUT_S = 120.0
 """Timeout for each step, in seconds; far more than a slow machine needs."""
 SPARK_TIMEOUT_S = 180.0
 WATCH_INTERVAL_S = 0.1
-BROKER_TO_KILL = 2
 
 
 class Scenario:
@@ -81,6 +80,8 @@ class Scenario:
             f"subject {SUBJECT}: {len(cluster.partitions)} partitions on "
             f"{len(cluster.brokers)} brokers"
         )
+        await self._run_within("the copy", cluster.start_copy())
+        say(f"broker-{BROKER_TO_LOSE} has a copy of its data folder; its acks wait for the copy")
         cluster.spark.start()
         await self._run_within("the consumers", cluster.start_consumers())
         say(f"{CONSUMERS} consumers of group {GROUP} share the partitions")
@@ -135,7 +136,9 @@ class Scenario:
 
     # ── killing processes ─────────────────────────────────────────────────────────────────────────
     async def _kill(self) -> None:
-        """Kill the busiest consumer, wait for the failover, and then kill and restart a broker."""
+        """Kill the busiest consumer, wait for the failover, and then kill a broker for good, with
+        its data folder: the copy takes its place.
+        """
         cluster, say = self.cluster, self.screen.say
         await self._wait_until("a third handled", lambda: self._handled_count() >= self.rows // 3)
         name, tokens = cluster.busiest_consumer(await cluster.group())
@@ -153,12 +156,12 @@ class Scenario:
 
         acked_min = self.rows * 2 // 3 + self.rows // 50
         await self._wait_until("two thirds sent", lambda: self._producer.stats.acked >= acked_min)
-        broker = cluster.brokers[BROKER_TO_KILL - 1]
-        restart = asyncio.create_task(cluster.restart_broker(BROKER_TO_KILL))
-        say(f"{broker.name} killed with SIGKILL; it starts again at {broker.address}")
+        broker = cluster.brokers[BROKER_TO_LOSE - 1]
+        lost = asyncio.create_task(cluster.lose_broker())
+        say(f"{broker.name} killed with SIGKILL, and its data folder removed")
         self._broker_killed.set()
-        await restart
-        say(f"{broker.name} serves again")
+        await lost
+        say(f"{broker.name} serves again, from the copy of its folder")
 
     def _takeover_times(self, killed_name: str, tokens: dict[int, int]) -> list[int]:
         """Return when each partition of the killed consumer was first handled with a higher token,

@@ -199,7 +199,7 @@ def test_broker_commands_refuse_what_is_no_data_folder(tmp_path, folder):
         for command in ("verify", "dump", "index verify"):
             refused = keylane(*command.split(), str(folder))
             assert refused.returncode == 1
-            assert "a broker is using the data folder" in refused.stderr
+            assert "a broker or a follower is using the data folder" in refused.stderr
             assert "stop it first" in refused.stderr
             assert "keylane broker health" in refused.stderr
         done = keylane("health", process.address, "-o", "json")

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -109,6 +110,21 @@ def own_dev(tmp_path) -> Iterator[Dev]:
     """A cluster of the test's own, whose settings it may change."""
     with running_dev(tmp_path / "data") as running:
         yield running
+
+
+def test_acks_wait_for_copies_of_a_dev_cluster(tmp_path):
+    with running_dev(tmp_path / "data", "--brokers", "1", "--copies", "3") as dev:
+        folders = sorted(path.name for path in dev.data.iterdir())
+        assert folders == ["broker-1", "broker-1-copy-1", "broker-1-copy-2", "metaserver"]
+        dev.json("subject", "create", "orders")
+        receipt: dict[str, object] = {}
+        until = time.monotonic() + TIMEOUT_S
+        while receipt.get("copies") != 3:
+            assert time.monotonic() < until, receipt
+            (receipt,) = dev.json("produce", "orders", "one", "--key", "k")
+        (shown,) = dev.json("broker", "copies", "broker-1")
+        assert shown["wanted"] == 3
+        assert [copy["in_set"] for copy in shown["copies"]] == [True, True]
 
 
 def test_dev_is_ready(dev):
@@ -393,6 +409,9 @@ def test_mistakes_are_answered_with_code_and_advice(dev, command, name, code):
         (("subject", "create", "many", "--partitions", "1025"), ["--partitions", "1024"]),
         (("dev", "--brokers", "0"), ["--brokers", "1"]),
         (("dev", "--brokers", "33"), ["--brokers", "32"]),
+        (("dev", "--copies", "0"), ["--copies", "1"]),
+        (("broker", "copies", "g1", "--wanted", "0"), ["--wanted", "1"]),
+        (("broker", "copies", "g1", "--wanted", "9"), ["--wanted", "5"]),
         (("demo", "--rows", "0"), ["--rows", "1000"]),
         (("demo", "--rows", "400000"), ["--rows", "336776"]),
         (("consume", "ready", "-g", "g", "--ttl-ms", "1"), ["--ttl-ms", "1000"]),

@@ -208,12 +208,34 @@ def broker_promote(
     """
     Make a copy of a data folder the one of its broker group, whose own folder is gone.
 
-    Then start a broker on it. Acked messages that the copy had not received are lost. Refused while
-    the group's broker reports itself.
+    Then start a broker on it. If acks waited for the copy, nothing that was acked is lost; before
+    another one is promoted, the command asks. Refused while the group's broker reports itself.
     """
     from .folder import promote
 
     promote(folder, common.meta, common.output, yes=yes)
+
+
+@broker_app.add("copies", shows=".commands.broker.copies:CopiesView")
+@expand_options
+def broker_copies(
+    group: GroupArgument,
+    *,
+    wanted: Annotated[
+        int | None,
+        Option(min=1, max=5, help="How many data folders there are to be, the broker's own too."),
+    ] = None,
+    common: CommonOptions,
+) -> None:
+    """
+    Show the copies of a broker group's data folder, which of them acks wait for, and how far each
+    is behind; or set how many folders there are to be.
+
+    Followers that have everything join until there are so many: keylane broker run --follow true.
+    """
+    from .copies import show_copies
+
+    common.run(show_copies, group=group, wanted=wanted)
 
 
 KindOption = Annotated[str, Option(help="Kind of the index: file or rocksdb.")]

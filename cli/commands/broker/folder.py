@@ -15,7 +15,7 @@ import msgspec
 
 from ....broker.offline.index_work import IndexReport, rebuild_index, switch_index, verify_indexes
 from ....broker.offline.inspection import inspect_folder, log_bounds, walk_log, walk_scheduled
-from ....broker.offline.promotion import promote_copy, read_copy
+from ....broker.offline.promotion import Candidate, promote_candidate, read_candidate
 from ....broker.partition.image import decode_partition
 from ....broker.partition.records import decode_body
 from ....broker.scheduled.records import (
@@ -35,8 +35,8 @@ from ....protocol.batch import columns
 from ....protocol.errors import ConflictError, DataFolderError, KeylaneError, Reason
 from ....protocol.message import unpack_properties
 from ....protocol.record import HEADER_BYTES, Compression, Header, Kind
-from ....protocol.text import counted, printable
-from ...confirmation import confirm
+from ....protocol.text import counted, listed, printable
+from ...confirmation import confirm, will_ask
 from ...connection import open_admin
 from ...message_json import shown_properties
 from ...options import OutputFormat
@@ -129,23 +129,25 @@ def _lock(files: RealFiles, folder: Path, *, writes: bool) -> None:
         if not isinstance(error.__cause__, BlockingIOError):
             raise
         raise DataFolderError(
-            f"a broker is using the data folder {folder} now: stop it first, or inspect the "
-            "running broker with keylane broker health HOST:PORT, and keylane meta verify",
+            f"a broker or a follower is using the data folder {folder} now: stop it first; a "
+            "running broker is inspected with keylane broker health HOST:PORT",
             path=str(folder),
         ) from error
 
 
 def promote(folder: Path, meta: str, output: OutputFormat, *, yes: bool) -> None:
     """Make a copy the folder of its broker group. Exit with status 1 if that is refused."""
+    loses = False
+
+    async def ask(candidate: Candidate) -> None:
+        nonlocal loses
+        loses = await _promote_in_database(meta, candidate, yes=yes)
+
     with locked_folder(folder, output, writes=True) as files:
-        broker_group = read_copy(files).broker_group
-        run(output, _check_silent(meta, broker_group))
-        confirm(
-            f"Give up what broker group {broker_group} has acked and this copy lacks?",
-            yes=yes,
-            required=True,
-        )
-        promotion = promote_copy(files)
+        candidate = read_candidate(files)
+        broker_group = candidate.copy.broker_group
+        run(output, ask(candidate))
+        promotion = promote_candidate(files, candidate)
     if output is not OutputFormat.TABLE:
         show_data(output, promotion)
         return
@@ -154,21 +156,48 @@ def promote(folder: Path, meta: str, output: OutputFormat, *, yes: bool) -> None
         f"position {promotion.log_end}; start the broker on it: keylane broker run --group "
         f"{broker_group} --data {folder}"
     )
-    show_line(
-        "If a metaserver refuses it as an older copy (keylane broker list), give up what it lacks: "
-        f"keylane broker accept {broker_group}"
-    )
+    if loses:
+        show_line(
+            "What it lacks is given up. If keylane broker list says that it is refused as an older "
+            f"copy: keylane broker accept {broker_group}"
+        )
 
 
-async def _check_silent(meta: str, broker_group: str) -> None:
-    """Raise ConflictError if the broker of a group reports itself."""
+async def _promote_in_database(meta: str, candidate: Candidate, *, yes: bool) -> bool:
+    """
+    Promote a copy; if acks have not waited for it, only if what it lacks is given up. Return True
+    if it was.
+
+    Raises:
+        ConflictError: nobody can be asked whether it is given up.
+    """
+    try:
+        await _ask_for_promotion(meta, candidate, lose=False)
+    except ConflictError as error:
+        if error.reason is not Reason.COPY_LACKS_ACKED or not (yes or will_ask(yes=yes)):
+            raise
+        broker_group = candidate.copy.broker_group
+        if not yes:
+            async with open_admin(meta) as admin:
+                members = (await admin.copies(broker_group)).members
+            show_line(f"{error.message}.", errors=True)
+            better = f"have everything: {listed(members)}" if members else "are left that have more"
+            show_line(f"{'These copies' if members else 'No copies'} {better}.", errors=True)
+        confirm(f"Give up what broker group {broker_group} has acked and this copy lacks?", yes=yes)
+        await _ask_for_promotion(meta, candidate, lose=True)
+        return True
+    return False
+
+
+async def _ask_for_promotion(meta: str, candidate: Candidate, *, lose: bool) -> None:
     async with open_admin(meta) as admin:
-        for view in (await admin.list_brokers()).brokers:
-            if view.broker_group == broker_group and view.available:
-                raise ConflictError(
-                    Reason.BROKER_SERVES,
-                    f"broker group {broker_group} is served at {view.address}",
-                )
+        await admin.promote_copy(
+            candidate.copy.broker_group,
+            candidate.copy.copy_id,
+            broker_id=candidate.broker_id,
+            log_end=candidate.log_end,
+            lose=lose,
+        )
 
 
 def verify_folder(folder: Path, output: OutputFormat) -> None:

@@ -37,11 +37,13 @@ async def list_brokers(meta: str, output: OutputFormat) -> None:
             broker.address,
             broker.state,
             _new_partitions_text(broker),
+            broker.folders_text,
         )
         for broker in broker_list.brokers
     ]
     title = "broker groups" if rows else "no broker has reported itself yet"
-    show_table(make_table(title, ("broker group", "address", "state", "new partitions"), rows))
+    columns = ("broker group", "address", "state", "new partitions", "data folders")
+    show_table(make_table(title, columns, rows))
     for refused in broker_list.refused:
         show_line(_refused_text(refused))
 
@@ -101,7 +103,7 @@ async def show_health(address: str, output: OutputFormat) -> None:
         ConfigError, NotSentError
         ForeignServerError, InvalidRequestError: the server at the address is not a broker.
     """
-    health = await _fetch_health(address)
+    health = await fetch_health(address)
     if output is not OutputFormat.TABLE:
         show_data(output, health)
     else:
@@ -151,7 +153,7 @@ def _format_field(name: str, value: object) -> str:
     return f"{TIME_LABELS.get(name, name.replace('_', ' '))}: {format_value(value) or '-'}"
 
 
-async def _fetch_health(address: str) -> Health:
+async def fetch_health(address: str) -> Health:
     """Fetch the health from the broker itself, which needs neither a token nor a metaserver."""
     addresses = parse_addresses(address)
     if len(addresses) > 1:

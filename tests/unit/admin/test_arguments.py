@@ -147,3 +147,10 @@ def test_start_of_a_group_is_built_from_a_keyword_or_an_instant(arguments, start
 def test_start_of_a_group_is_refused_with_what_is_accepted(arguments, kind, text):
     with pytest.raises(kind, match=text):
         build_group_start(*arguments, now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize("wanted", [0, 6, 9, -1, "2", True, 2.5, None])
+async def test_number_of_folders_is_refused_before_a_call_when_it_is_not_1_to_5(wanted):
+    async with Admin("127.0.0.1:1") as admin:
+        with pytest.raises(InvalidRequestError, match="wanted"):
+            await admin.set_copies("g1", wanted)

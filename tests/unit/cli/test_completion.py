@@ -16,6 +16,7 @@ BROKER_GROUPS = {
     "broker uncordon": "group",
     "broker evacuate": "group",
     "broker accept": "group",
+    "broker copies": "group",
     "meta rebuild": "gone",
 }
 """Parameters that are called GROUP and take the name of a broker group, which is not completed."""

@@ -35,6 +35,7 @@ def test_dev_says_that_a_folder_has_more_brokers_than_asked_for(tmp_path, capsys
             data=tmp_path,
             port=65_535,
             brokers=brokers,
+            copies=1,
             subjects=[],
             auto_create="off",
         )

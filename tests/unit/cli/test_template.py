@@ -196,7 +196,7 @@ def test_every_command_but_a_server_has_the_same_output_option():
         ("produce orders v --property a=b", "--header NAME=VALUE"),
         ("--meta a:1 subject list", "keylane subject list --meta HOST:PORT"),
         ("group reset orders billing --to-earliest", "it is --to earliest"),
-        ("subject create orders --replication-factor 3", "each message has one copy"),
+        ("subject create orders --replication-factor 3", "keylane broker copies GROUP"),
     ],
 )
 def test_option_of_another_place_or_system_gets_a_hint(words, hint):

@@ -1,0 +1,167 @@
+"""`keylane broker copies`: which copies of a data folder acks wait for, as a metaserver stores it,
+and how far each copy is behind, as the broker says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from ....admin import Admin, CopySet, Health
+from ....protocol.errors import KeylaneError, NotSentError
+from ....protocol.text import counted
+from ...connection import open_admin
+from ...options import OutputFormat
+from ...screen import make_table, show_data, show_line, show_table
+from ...status import showing
+from .groups import fetch_health
+
+
+class CopyView(Struct, frozen=True, kw_only=True):
+    """A copy of the data folder of a broker group."""
+
+    copy_id: str
+    in_set: bool
+    """True if acks wait for it."""
+    bytes_behind: int | None = None
+    """How many bytes of the broker's durable log it lacks; None if the broker does not know it, or
+    cannot be asked.
+    """
+
+
+class CopiesView(Struct, frozen=True, kw_only=True):
+    """The copies of the data folder of a broker group."""
+
+    broker_group: str
+    wanted: int
+    """How many data folders the group is to have, with the broker's own."""
+    acks_wait_for: int
+    """How many copies are in the set."""
+    copies: tuple[CopyView, ...]
+    """The copies of the set, and those that have asked the broker in the last minute."""
+    promoted: str
+    """The copy that was promoted last; "" once a broker has asked which copies count since."""
+    term: int
+    """How often a copy was promoted."""
+    version: int
+    """How often the set was changed."""
+    broker_problem: str
+    """The reason why the broker could not be asked; "" if it was."""
+
+
+async def show_copies(meta: str, output: OutputFormat, *, group: str, wanted: int | None) -> None:
+    """
+    Show the copies of a broker group, after setting how many folders there are to be, if `wanted`
+    is given.
+
+    Raises:
+        NotFoundError
+    """
+    with showing(f"waiting for {meta}"):
+        async with open_admin(meta) as admin:
+            stored = await (
+                admin.copies(group) if wanted is None else admin.set_copies(group, wanted)
+            )
+            lags, problem = await _ask_broker(admin, group)
+    view = join_copies(group, stored, lags, problem)
+    if output is not OutputFormat.TABLE:
+        show_data(output, view)
+        return
+    title = title_of(view)
+    if view.copies:
+        show_table(make_table(title, ("copy", "in the set", "bytes behind#"), rows_of(view)))
+    else:
+        show_line(title)
+    for line in advice_lines(view):
+        show_line(line)
+
+
+async def _ask_broker(admin: Admin, group: str) -> tuple[dict[str, int], str]:
+    """Return how many bytes each copy is behind, and the reason why the broker does not say so."""
+    try:
+        for broker in (await admin.list_brokers()).brokers:
+            if broker.broker_group == group:
+                health = await fetch_health(broker.address)
+                return read_lags(health, group, broker.address), ""
+        raise NotSentError(f"no metaserver knows the broker of group {group}")
+    except KeylaneError as error:
+        return {}, error.message
+
+
+def read_lags(health: Health, group: str, address: str) -> dict[str, int]:
+    """Return how many bytes each copy is behind. Raises NotSentError if the health is not that of
+    the group's broker.
+    """
+    found = health.details.get("broker_group")
+    if found != group:
+        raise NotSentError(f"the broker at {address} is one of group {found}, not of {group}")
+    copies = health.details.get("copies")
+    return {
+        copy_id: lag
+        for copy_id, view in (copies.items() if isinstance(copies, Mapping) else ())
+        if isinstance(view, Mapping) and isinstance(lag := view.get("bytes_behind"), int)
+    }
+
+
+def join_copies(
+    group: str, stored: CopySet, lags: Mapping[str, int], problem: str = ""
+) -> CopiesView:
+    """Join what a metaserver and the broker know: first the copies of the set, then the others."""
+    others = sorted(lags.keys() - set(stored.members))
+    return CopiesView(
+        broker_group=group,
+        wanted=stored.wanted,
+        acks_wait_for=len(stored.members),
+        copies=tuple(
+            CopyView(copy_id=each, in_set=each in stored.members, bytes_behind=lags.get(each))
+            for each in (*sorted(stored.members), *others)
+        ),
+        promoted=stored.promoted,
+        term=stored.term,
+        version=stored.version,
+        broker_problem=problem,
+    )
+
+
+def title_of(view: CopiesView) -> str:
+    """Return how many folders there are to be, and how many copies acks wait for."""
+    waits_for = counted(view.acks_wait_for, "copy", "copies") if view.acks_wait_for else "no copy"
+    folders = counted(view.wanted, "data folder")
+    return f"{view.broker_group} is to have {folders}; acks wait for {waits_for}"
+
+
+def rows_of(view: CopiesView) -> list[tuple[str, str, str | None]]:
+    """Return a table row for each copy."""
+    return [
+        (each.copy_id, "yes" if each.in_set else "no", _lag(each, view)) for each in view.copies
+    ]
+
+
+def _lag(copy: CopyView, view: CopiesView) -> str | None:
+    if copy.bytes_behind is not None:
+        return str(copy.bytes_behind)
+    return None if view.broker_problem else "not heard lately"
+
+
+def advice_lines(view: CopiesView) -> list[str]:
+    """Return what an operator should know or do."""
+    lines: list[str] = []
+    if view.broker_problem:
+        lines.append(
+            "The broker cannot be asked how far its copies are behind, so only the set is shown: "
+            f"{view.broker_problem}"
+        )
+    if view.promoted and view.broker_problem:
+        lines.append(
+            f"The copy {view.promoted} was promoted. If no broker serves it yet, start one on its "
+            f"folder, with --group {view.broker_group}."
+        )
+    if missing := max(0, view.wanted - 1 - view.acks_wait_for):
+        lines.append(
+            f"Acks wait for fewer copies than wanted: {counted(missing, 'copy', 'copies')} too "
+            "few. Does a follower run (keylane broker run --group "
+            f"{view.broker_group} --follow true)? Is its copy behind? A copy joins when it has "
+            "everything; one that was too late joins again after 20 s at the earliest."
+        )
+    return lines

@@ -1,0 +1,158 @@
+"""`keylane broker copies`: what a metaserver and the broker know, joined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import pytest
+
+from keylane.admin import CopySet, Health
+from keylane.cli.commands.broker import copies as copies_module
+from keylane.cli.commands.broker.copies import (
+    CopiesView,
+    CopyView,
+    advice_lines,
+    join_copies,
+    read_lags,
+    rows_of,
+    show_copies,
+    title_of,
+)
+from keylane.cli.options import OutputFormat
+from keylane.protocol.errors import NotSentError
+from keylane.protocol.membership.views import BrokerView
+
+A, B, C = "a" * 32, "b" * 32, "c" * 32
+
+
+def view(
+    members: tuple[str, ...], lags: Mapping[str, int], *, wanted: int = 2, **changed: Any
+) -> CopiesView:
+    return join_copies("g1", CopySet(wanted=wanted, members=members), lags, **changed)
+
+
+def test_copies_of_the_set_are_shown_before_the_others():
+    """Each under its full id, with what the broker says of it."""
+    joined = view((C, B), {A: 4_096, C: 0}, wanted=3)
+    assert joined.copies == (
+        CopyView(copy_id=B, in_set=True, bytes_behind=None),
+        CopyView(copy_id=C, in_set=True, bytes_behind=0),
+        CopyView(copy_id=A, in_set=False, bytes_behind=4_096),
+    )
+    assert rows_of(joined) == [
+        (B, "yes", "not heard lately"),
+        (C, "yes", "0"),
+        (A, "no", "4096"),
+    ]
+    assert advice_lines(joined) == []
+
+
+@pytest.mark.parametrize(
+    ("members", "wanted", "title"),
+    [
+        ((), 1, "g1 is to have 1 data folder; acks wait for no copy"),
+        ((), 2, "g1 is to have 2 data folders; acks wait for no copy"),
+        ((A,), 2, "g1 is to have 2 data folders; acks wait for 1 copy"),
+        ((A, B), 3, "g1 is to have 3 data folders; acks wait for 2 copies"),
+    ],
+)
+def test_title_says_how_many_copies_acks_wait_for(members, wanted, title):
+    assert title_of(view(members, {}, wanted=wanted)) == title
+
+
+@pytest.mark.parametrize(
+    ("members", "wanted", "missing"), [((), 2, "1 copy"), ((A,), 4, "2 copies")]
+)
+def test_command_says_what_to_look_at_when_acks_wait_for_fewer_copies_than_wanted(
+    members, wanted, missing
+):
+    (line,) = advice_lines(view(members, {}, wanted=wanted))
+    assert line.startswith(f"Acks wait for fewer copies than wanted: {missing} too few.")
+    assert "--group g1 --follow true" in line
+    assert "behind" in line
+
+
+def test_set_is_shown_alone_when_the_broker_does_not_answer():
+    joined = view((A,), {}, problem="g1:1 refuses connections")
+    assert rows_of(joined) == [(A, "yes", None)]
+    (line,) = advice_lines(joined)
+    assert line.endswith("only the set is shown: g1:1 refuses connections")
+
+
+def test_promoted_copy_is_named_until_a_broker_answers():
+    stored = CopySet(wanted=1, term=1, promoted=A)
+    _, line = advice_lines(join_copies("g1", stored, {}, "h:1 refuses connections"))
+    assert line.startswith(f"The copy {A} was promoted. If no broker serves it yet")
+    assert advice_lines(join_copies("g1", stored, {})) == []
+
+
+def health(**details: Any) -> Health:
+    return Health(program="broker", ready=True, details={"broker_group": "g1", **details})
+
+
+def test_lag_is_read_from_the_health_of_the_broker_of_the_group():
+    assert read_lags(health(copies={A: {"bytes_behind": 7}}), "g1", "h:1") == {A: 7}
+    assert read_lags(health(copies={}), "g1", "h:1") == {}
+    assert read_lags(health(), "g1", "h:1") == {}, "a broker of an older version"
+    with pytest.raises(NotSentError, match="one of group g2, not of g1"):
+        read_lags(health(broker_group="g2"), "g1", "h:1")
+
+
+class FakeAdmin:
+    """A metaserver that knows one broker group."""
+
+    def __init__(self, _meta: str) -> None:
+        self.stored = CopySet(members=(A,))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+    async def copies(self, _group: str) -> CopySet:
+        return self.stored
+
+    async def set_copies(self, _group: str, wanted: int) -> CopySet:
+        return CopySet(wanted=wanted, members=self.stored.members)
+
+    async def list_brokers(self) -> Any:
+        class Listed:
+            brokers = (BrokerView(broker_group="g1", address="h:1", available=True, silent_ms=0),)
+
+        return Listed
+
+
+async def test_output_has_one_object_with_both_when_it_is_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fetch(address: str) -> Health:
+        assert address == "h:1"
+        return health(copies={A: {"bytes_behind": 0}, B: {"bytes_behind": 9}})
+
+    monkeypatch.setattr(copies_module, "open_admin", FakeAdmin)
+    monkeypatch.setattr(copies_module, "fetch_health", fetch)
+    await show_copies("m:1", OutputFormat.JSON, group="g1", wanted=3)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == (
+        '{"broker_group":"g1","wanted":3,"acks_wait_for":1,"copies":['
+        f'{{"copy_id":"{A}","in_set":true,"bytes_behind":0}},'
+        f'{{"copy_id":"{B}","in_set":false,"bytes_behind":9}}],'
+        '"promoted":"","term":0,"version":0,"broker_problem":""}'
+    )
+
+
+async def test_table_says_that_the_broker_cannot_be_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fetch(_address: str) -> Health:
+        raise NotSentError("h:1 refuses connections")
+
+    monkeypatch.setattr(copies_module, "open_admin", FakeAdmin)
+    monkeypatch.setattr(copies_module, "fetch_health", fetch)
+    await show_copies("m:1", OutputFormat.TABLE, group="g1", wanted=2)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].strip() == "g1 is to have 2 data folders; acks wait for 1 copy"
+    assert any(line.split() == [A, "yes", "-"] for line in lines)
+    assert lines[-1].endswith("h:1 refuses connections")
