@@ -12,11 +12,18 @@ from ..protocol.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from .cluster import VirtualCluster, run
-    from .programs import BrokerProgram, ClientProgram, MetaserverProgram, StoryProgram
+    from .programs import (
+        BrokerProgram,
+        ClientProgram,
+        FollowerProgram,
+        MetaserverProgram,
+        StoryProgram,
+    )
 
 __all__ = [
     "BrokerProgram",
     "ClientProgram",
+    "FollowerProgram",
     "MetaserverProgram",
     "StoryProgram",
     "VirtualCluster",

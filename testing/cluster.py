@@ -28,11 +28,19 @@ from typing import Any, ParamSpec, TypeVar
 
 from ..admin import Admin
 from ..admin.parked_views import ParkedKeyView
+from ..broker.offline.promotion import promote_candidate, read_candidate, wait_for_promotion
+from ..broker.storage.copy_file import read_copy_file
 from ..consumer import Reader
 from ..metaserver.settings import MetaserverSettings
 from ..protocol.address import VIRTUAL_DOMAIN
 from ..protocol.control import SubjectView
-from ..protocol.errors import ConfigError, InvalidRequestError, Reason, StoryError
+from ..protocol.copies import COPIES_MAX
+from ..protocol.errors import (
+    ConfigError,
+    InvalidRequestError,
+    Reason,
+    StoryError,
+)
 from ..protocol.message import Message
 from ..rpc.environment import AMBIENT
 from .loop import StoryLoop
@@ -41,6 +49,7 @@ from .machines.network import Internet
 from .programs import (
     BrokerProgram,
     ClientProgram,
+    FollowerProgram,
     MetaserverProgram,
     StoryProgram,
     call_async,
@@ -97,6 +106,7 @@ class VirtualCluster:
             in the story.
         seed: determines the run.
         metaserver, brokers: the servers, which are running when the story begins.
+        copies: the followers that keep copies of the brokers' disks.
         test: the story itself as a program, for use with `cut`.
     """
 
@@ -104,6 +114,7 @@ class VirtualCluster:
         self,
         *,
         brokers: int = 1,
+        copies: int = 1,
         seed: int | None = 0,
         auto_create: str = "off",
         limit_s: float = 3_600.0,
@@ -114,6 +125,8 @@ class VirtualCluster:
 
         Args:
             brokers: the number of brokers; each has its own broker group, "g0", "g1", …
+            copies: the number of data folders of each broker group, 1 to 5. With 2, acks wait for
+                one copy, and `lose_disk` loses nothing.
             seed: determines the run. None draws a seed, which is printed if the story fails.
             auto_create: "off", or a pattern for names of subjects that are created by their first
                 message.
@@ -124,7 +137,7 @@ class VirtualCluster:
         Raises:
             ConfigError: an argument is out of range.
         """
-        _check_options(brokers, seed, limit_s=limit_s, real_limit_s=real_limit_s)
+        _check_options(brokers, copies, seed, limit_s=limit_s, real_limit_s=real_limit_s)
         self.seed = random.SystemRandom().getrandbits(32) if seed is None else seed
         self._has_run = False
         self._loop = StoryLoop(self._rng("turns"), limit_s=limit_s, real_limit_s=real_limit_s)
@@ -155,6 +168,15 @@ class VirtualCluster:
                 meta=self.address,
             )
             for index in range(brokers)
+        )
+        self.copies = tuple(
+            FollowerProgram(
+                *self._program_arguments(f"copy {number} of {broker.group}"),
+                group=broker.group,
+                meta=self.address,
+            )
+            for broker in self.brokers
+            for number in range(1, copies)
         )
         self.test: StoryProgram = _Test(*self._program_arguments(TEST))
         self._clients: list[ClientProgram] = []
@@ -212,7 +234,7 @@ class VirtualCluster:
         loop = self._loop
         assert isinstance(self.test, _Test)
         process = self.test.begin()
-        for program in (self.metaserver, *self.brokers):
+        for program in (self.metaserver, *self.brokers, *self.copies):
             program.start()
         task = loop.create_task(self._run_story(story), name=TEST, context=process.context.copy())
         try:
@@ -229,8 +251,21 @@ class VirtualCluster:
                 return len((await admin.list_brokers()).brokers) == len(self.brokers)
 
             await self.until(ready, every_s=POLL_S)
+            if self.copies:
+                await self._wait_for_copies(admin)
         result: T = await call_async(story)
         return result
+
+    async def _wait_for_copies(self, admin: Admin) -> None:
+        """Wait until acks of each broker group wait for all of its copies."""
+        per_group = len(self.copies) // len(self.brokers)
+        for broker in self.brokers:
+            await admin.set_copies(broker.group, 1 + per_group)
+
+            async def joined(group: str = broker.group) -> bool:
+                return len((await admin.copies(group)).members) == per_group
+
+            await self.until(joined, every_s=POLL_S)
 
     def _abort_story(self, error: StoryError) -> None:
         """Make the loop stop with the error, because the code under test might swallow it or retry
@@ -256,7 +291,12 @@ class VirtualCluster:
         ]
 
     def _failed_programs(self) -> list[StoryProgram]:
-        programs: list[StoryProgram] = [self.metaserver, *self.brokers, *self._clients]
+        programs: list[StoryProgram] = [
+            self.metaserver,
+            *self.brokers,
+            *self.copies,
+            *self._clients,
+        ]
         return [program for program in programs if program.unraised_error is not None]
 
     def _check_programs(self) -> None:
@@ -315,6 +355,50 @@ class VirtualCluster:
         program.start()
         return program
 
+    async def lose_disk(self, broker: BrokerProgram) -> None:
+        """
+        Crash a broker, and lose its disk for good: once the broker counts as silent, after 30 s, a
+        copy that acks have waited for is promoted, and the broker runs on it at the same address.
+        The follower begins a new copy.
+
+        Raises:
+            InvalidRequestError: it is not a broker of this cluster, or has no copies.
+            StoryError: acks have not waited for any of its copies.
+        """
+        if broker not in self.brokers:
+            raise InvalidRequestError(
+                f"lose_disk takes a broker, such as cluster.brokers[0], not {broker!r:.60}"
+            )
+        followers = [each for each in self.copies if each.group == broker.group]
+        if not followers:
+            raise InvalidRequestError(
+                "lose_disk would lose acked messages: create the cluster with copies=2"
+            )
+        broker.replace_disk()
+        async with Admin(self.address) as admin:
+            members = (await admin.copies(broker.group)).members
+            for follower in followers:
+                copy = read_copy_file(follower.disk)
+                if copy is not None and copy.copy_id in members:
+                    break
+            else:
+                raise StoryError(f"acks of {broker.name} have not waited for any of its copies")
+            follower.kill()
+            candidate = read_candidate(follower.disk)
+            ask = partial(
+                admin.promote_copy,
+                broker.group,
+                candidate.copy.copy_id,
+                broker_id=candidate.broker_id,
+                log_end=candidate.log_end,
+            )
+            await wait_for_promotion(ask, pause_s=1.0)
+        promote_candidate(follower.disk, candidate)
+        broker.disk = follower.disk
+        follower.replace_disk()
+        broker.start()
+        follower.start()
+
     def cut(self, program: StoryProgram, *others: StoryProgram) -> None:
         """
         Cut a program off from `others`, or from all programs, in both directions. Nothing arrives
@@ -340,7 +424,7 @@ class VirtualCluster:
         self._internet.heal()
 
     def _programs(self) -> list[StoryProgram]:
-        return [self.test, self.metaserver, *self.brokers, *self._clients]
+        return [self.test, self.metaserver, *self.brokers, *self.copies, *self._clients]
 
     # ── time ──────────────────────────────────────────────────────────────────────────────────────
     @property
@@ -448,12 +532,11 @@ def run(story: Callable[[VirtualCluster], Awaitable[T]], /, **options: Any) -> T
     return cluster.run(story, cluster)
 
 
-def _check_options(brokers: Any, seed: object, **limits: Any) -> None:
+def _check_options(brokers: Any, copies: Any, seed: object, **limits: Any) -> None:
     """Raise ConfigError if an argument of a cluster is out of range."""
-    if type(brokers) is not int or not 1 <= brokers <= BROKERS_MAX:
-        raise ConfigError(
-            f"brokers must be a whole number from 1 to {BROKERS_MAX}, not {brokers!r:.40}"
-        )
+    for name, given, most in (("brokers", brokers, BROKERS_MAX), ("copies", copies, COPIES_MAX)):
+        if type(given) is not int or not 1 <= given <= most:
+            raise ConfigError(f"{name} must be a whole number from 1 to {most}, not {given!r:.40}")
     if seed is not None and type(seed) is not int:
         raise ConfigError(f"seed must be a whole number, or None, not {seed!r:.40}")
     for name, limit in limits.items():

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 FIXTURE = "keylane_cluster"
 MARKER = (
-    "keylane(brokers=1, seed=0, auto_create='off', limit_s=3600, real_limit_s=60): options of the "
-    "cluster of this test"
+    "keylane(brokers=1, copies=1, seed=0, auto_create='off', limit_s=3600, real_limit_s=60): "
+    "options of the cluster of this test"
 )
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from ..broker.app import Pools, serving_broker
+from ..broker.copies.follower import Follower
 from ..broker.settings import BrokerSettings
 from ..broker.storage.files import AppendFile
 from ..metaserver.services import build_services
@@ -29,6 +30,7 @@ from ..metaserver.settings import MetaserverSettings
 from ..metaserver.sql.clock_restart import restart_times_after_boot
 from ..protocol.errors import InvalidRequestError, StorageError, StoryError
 from ..rpc.access.guard import Guard
+from ..rpc.client import MetaClient
 from ..rpc.environment import AMBIENT, Environment
 from ..rpc.operating.metrics import ServerMetrics
 from ..rpc.plane.prompt import DataService
@@ -348,37 +350,85 @@ class SyncsInTasks:
 IN_PLACE = Pools(_in_place, _in_place, _in_place, SyncsInTasks(_in_place))
 
 
-class BrokerProgram(StoryProgram):
+class DiskProgram(StoryProgram):
     """
-    A broker, whose disk survives restarts.
+    A program with a disk that survives restarts.
 
     Attributes:
         group: the name of its broker group.
+        disk: its data folder.
+    """
+
+    def __init__(self, internet: Internet, name: str, seed: str, *, group: str, meta: str) -> None:
+        super().__init__(internet, name, seed)
+        self.group = group
+        self.disk = _empty_disk()
+        self._settings = BrokerSettings(group=group, data=Path(name), meta=(meta,))
+
+    def fill_disk(self) -> None:
+        """Fill the disk, so that messages are refused until `empty_disk` is called."""
+        self.disk.free_space = 0
+
+    def empty_disk(self) -> None:
+        """Free the space on the disk again."""
+        self.disk.free_space = None
+
+    def _end(self, *, machine_down: bool) -> None:
+        super()._end(machine_down=machine_down)
+        self.disk.close()
+        if machine_down:
+            self.disk = self.disk.disk_after_crash(self._rng)
+
+    def replace_disk(self, disk: SimDisk | None = None) -> None:
+        """Crash the program with its machine, and give the machine another disk, by default an
+        empty one.
+        """
+        self._end_now(machine_down=True)
+        self.disk = disk or _empty_disk()
+
+
+def _empty_disk() -> SimDisk:
+    disk = SimDisk()
+    # It counts as empty, so a broker needs no reserve.
+    disk.total_space = disk.free_bytes()
+    return disk
+
+
+class FollowerProgram(DiskProgram):
+    """A follower, which keeps a copy of the disk of its group's broker."""
+
+    async def _main(self) -> None:
+        self.disk.lock()
+        network = SimNetwork(self._internet, self._process)
+        follower = Follower(
+            self.disk,
+            self.group,
+            meta=MetaClient(network, self._settings.meta),
+            network=network,
+            run_blocking=_in_place,
+            clock=self._machine,
+            rng=self._rng,
+        )
+        await follower.run()
+
+
+class BrokerProgram(DiskProgram):
+    """
+    A broker.
+
+    Attributes:
         address: the address of the broker, as `host:port`.
     """
 
     def __init__(
         self, internet: Internet, name: str, seed: str, *, group: str, address: str, meta: str
     ) -> None:
-        super().__init__(internet, name, seed)
-        self.group = group
+        super().__init__(internet, name, seed, group=group, meta=meta)
         self.address = address
-        self._disk = SimDisk()
-        # The disk counts as empty, so the broker needs no reserve.
-        self._disk.total_space = self._disk.free_bytes()
-        self._settings = BrokerSettings(group=group, data=Path(name), meta=(meta,))
-
-    def fill_disk(self) -> None:
-        """Fill the disk, so that messages are refused until `empty_disk` is called."""
-        self._disk.free_space = 0
-
-    def empty_disk(self) -> None:
-        """Free the space on the disk again."""
-        self._disk.free_space = None
 
     async def _main(self) -> None:
         broker = serving_broker(
-            self._disk,
+            self.disk,
             self._settings,
             pools=IN_PLACE,
             network=SimNetwork(self._internet, self._process),
@@ -402,9 +452,3 @@ class BrokerProgram(StoryProgram):
         listener = Listener(self._process, self._machine, routes, service)
         self._internet.listen(self.address, listener)
         yield self.address
-
-    def _end(self, *, machine_down: bool) -> None:
-        super()._end(machine_down=machine_down)
-        self._disk.close()
-        if machine_down:
-            self._disk = self._disk.disk_after_crash(self._rng)

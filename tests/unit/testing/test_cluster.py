@@ -419,7 +419,15 @@ async def test_condition_that_does_not_come_true_is_an_error(keylane_cluster: Vi
 
 
 @pytest.mark.parametrize(
-    "options", [{"brokers": 0}, {"brokers": 101}, {"brokers": True}, {"limit_s": 0}]
+    "options",
+    [
+        {"brokers": 0},
+        {"brokers": 101},
+        {"brokers": True},
+        {"copies": 0},
+        {"copies": 6},
+        {"limit_s": 0},
+    ],
 )
 def test_options_that_cannot_work_are_refused(options):
     with pytest.raises(ConfigError, match=next(iter(options))):

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from keylane import Consumer, ConsumerSettings, Message, Producer, testing
-from keylane.errors import Reason, StoryError
+from keylane.errors import InvalidRequestError, Reason, StoryError
 from keylane.testing import VirtualCluster
 from support.consumer_options import consumer_options
 from support.raising import raises
@@ -48,6 +48,31 @@ async def test_broker_serves_its_messages_when_it_starts_again(keylane_cluster: 
             await waiting
     values = [message.value for message in await keylane_cluster.messages("orders")]
     assert values == [b"kill", b"after kill", b"crash", b"after crash"]
+
+
+@pytest.mark.keylane(copies=2)
+async def test_acked_messages_outlive_the_disks_of_their_broker(keylane_cluster: VirtualCluster):
+    """One after the other: each copy that takes the place is followed by a new one."""
+    (broker,) = keylane_cluster.brokers
+    await keylane_cluster.create_subject("orders", partitions=1)
+    async with Producer(keylane_cluster.address) as producer:
+        for value in (b"1", b"2", b"3"):
+            receipt = await producer.send("orders", value)
+            assert receipt.copies == 2
+            await keylane_cluster.lose_disk(broker)
+            await keylane_cluster.until(lambda: broker.running)
+            await asyncio.sleep(30)
+    values = [message.value for message in await keylane_cluster.messages("orders")]
+    assert values == [b"1", b"2", b"3"]
+
+
+async def test_disk_is_not_lost_when_nothing_else_has_the_messages(keylane_cluster: VirtualCluster):
+    (broker,) = keylane_cluster.brokers
+    with pytest.raises(InvalidRequestError, match="copies=2"):
+        await keylane_cluster.lose_disk(broker)
+    with pytest.raises(InvalidRequestError, match=r"cluster\.brokers\[0\]"):
+        await keylane_cluster.lose_disk(keylane_cluster.metaserver)
+    assert broker.running
 
 
 async def test_consumers_go_on_when_the_metaserver_starts_again(keylane_cluster: VirtualCluster):
