@@ -12,7 +12,8 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from keylane.testing.machines.disk import SimDisk, disk_of
+from keylane.testing.machines.disk import SimDisk
+from sim.actors.folders import copy_of
 from sim.actors.hosts import META_SETTINGS, BrokerHost
 from sim.swarm import Swarm
 
@@ -62,7 +63,7 @@ class Copier:
             broker = rng.choice(world.brokers)
             if not broker.running or not broker.heard or broker.store is None:
                 continue
-            copy, starts = _copy_of(broker.disk), broker.starts
+            copy, starts = copy_of(broker.disk), broker.starts
             await asyncio.sleep(0.5)
             end = (
                 broker.store.log.end
@@ -87,13 +88,3 @@ class Copier:
             broker.end(machine_down=False)
         broker.disk, broker.copied = newer, False
         self._world.faults.restart(broker)
-
-
-def _copy_of(disk: SimDisk) -> SimDisk:
-    """The files as a program sees them now."""
-    copy = disk_of({path: bytes(content.data) for path, content in disk.contents.items()})
-    for folder in disk.folders:
-        copy.make_folder(folder)
-    copy.block_bytes, copy.reserves = disk.block_bytes, disk.reserves
-    copy.protected = set(disk.protected)
-    return copy

@@ -11,7 +11,7 @@ from keylane.protocol.errors import StorageError
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.testing.machines.disk import Crashed, SimDisk
 from sim.actors.clients import SUBJECT, ProducerHost
-from sim.actors.hosts import BrokerHost, Host, MetaHost
+from sim.actors.hosts import BrokerHost, DiskHost, Host, MetaHost
 from sim.network_faults import NetworkFaults
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Faults(NetworkFaults):
     # ── processes ─────────────────────────────────────────────────────────────────────────────────
     def restart(self, host: Host) -> None:
         """Start a host that is down; a broker that dies while starting is started again."""
-        if isinstance(host, BrokerHost) and host.gone:
+        if isinstance(host, DiskHost) and host.gone:
             return
         if host.running:
             if self.healed and host.leaving:  # it was stopped in its goodbye

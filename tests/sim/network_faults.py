@@ -61,7 +61,7 @@ class NetworkFaults:
         ttl_s = world.swarm.ttl_ms / 1000
         for producer in world.producers:
             for share in (0.0, 0.0, 0.9, 1.1):
-                self._later(ttl_s * share, self._burst, producer)
+                self._later(ttl_s * share, self.burst, producer)
         silent_s = ttl_s * (1.2 + 2 * rng.random())
         if rng.random() < 0.4:
             silent_s = ttl_s * (0.45 + 0.55 * rng.random())
@@ -95,7 +95,7 @@ class NetworkFaults:
                 world.internet.cut_link(*link)
                 self._later(seconds, world.internet.heal_link, *link)
 
-    def _burst(self, producer: ProducerHost) -> None:
+    def burst(self, producer: ProducerHost) -> None:
         if not self.healed:
             producer.burst()
 
@@ -151,7 +151,7 @@ class NetworkFaults:
         world.internet.cut_link(*link)
         self._later(stuck_s, world.internet.break_link, *link)
         for after_s in (0.0, stuck_s, stuck_s + 0.2, stuck_s + 0.5):
-            self._later(after_s, self._burst, producer)
+            self._later(after_s, self.burst, producer)
 
     def _for_a_while(self, name: str, value: float) -> None:
         conditions = self._world.internet.conditions

@@ -13,6 +13,7 @@ import pytest
 
 from keylane.protocol.clock import SystemClock
 from keylane.rpc.environment import Environment
+from sim.actors.copying import EVERY_NUMBER
 from sim.features.world import HARDER as HARDER_KINDS
 from sim.features.world import kind_of
 from sim.machines.calls import WINDOW_S, CallRates
@@ -64,6 +65,9 @@ FOLLOWED = range(FOLLOWED_FIRST, FOLLOWED_FIRST + 60)
 FOLLOWED_FEATURES_SAMPLE = tuple(FOLLOWED_FEATURES_FIRST + number for number in (1, 9, 28))
 """Readers follow a subject that is cut over, or deleted and created anew."""
 FOLLOWED_FEATURES = range(FOLLOWED_FEATURES_FIRST, FOLLOWED_FEATURES_FIRST + 60)
+COPIED = tuple(first + EVERY_NUMBER[number] for number in range(20) for first in FIRSTS.values())
+COPIED_SAMPLE = COPIED[:8]
+"""Two worlds of each kind in which acks wait for copies."""
 FOUND = (
     424,
     1011,
@@ -161,6 +165,10 @@ FOUND = (
     2_098_003_129,
     2_098_003_033,
     3_098_004_204,
+    400_000_013,
+    400_000_016,
+    4_400_000_307,
+    4_400_000_333,
     2_098_004_623,
     2_098_004_706,
     2_098_004_740,
@@ -238,6 +246,13 @@ def test_followers_get_each_message_once_when_subjects_are_cut_over_or_deleted(s
     _check_clean(seeds, processes)
 
 
+@pytest.mark.timeout(1_200)
+@pytest.mark.parametrize("seeds", _sample_and_rest(COPIED, COPIED_SAMPLE))
+def test_acked_messages_are_on_every_copy_of_the_set_when_programs_and_disks_die(seeds, processes):
+    """In worlds of every kind: nothing acked is lost when a copy takes its broker's place."""
+    _check_clean(seeds, processes)
+
+
 def test_seeds_of_further_kinds_are_a_share_of_all():
     """`make sim` runs them after the usual ones; `WORLD` chooses."""
     assert seeds_of("usual", 5, 10) == list(range(5, 15))
@@ -290,6 +305,7 @@ SAMPLE = (
     "deliveries_are_not_noted",
     "forgotten_groups_are_remembered",
     "rows_are_repeated_when_a_broker_returns",
+    "acks_wait_for_no_copy",
 )
 MORE = (
     "moved_broker_not_followed",

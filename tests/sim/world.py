@@ -34,6 +34,7 @@ from keylane.testing.machines.machine import Machine
 from keylane.testing.machines.network import Internet, SimNetwork
 from sim.actors.clients import SUBJECT, ProducerHost
 from sim.actors.consumers import BESIDE, ConsumerHost
+from sim.actors.copying import Copying, has_copies
 from sim.actors.creating import SECOND, Creator, is_creating
 from sim.actors.hosts import META_SETTINGS, BrokerHost, Host, MetaHost
 from sim.actors.losing import Loser, is_losing
@@ -140,6 +141,9 @@ class World:
             for producer in self.producers:
                 producer.on_lost = self.loser.check_registered
         self.creator = Creator(self, self._operator_meta)
+        self.copying = Copying(self, self._operator_meta)
+        if self._has_copies():
+            self.copying.add(self._meta)
         self.users = Users(self)
         groups = [f"group{index}" for index in range(self.swarm.groups)]
         if "share" in self.swarm.habits:
@@ -149,18 +153,32 @@ class World:
         self.service = Service(self.brokers, groups, ttl_ms=self.swarm.ttl_ms)
         self.idleness = Idleness()
 
+    def _has_copies(self) -> bool:
+        other = is_copied(self.seed) or is_losing(self.seed) or is_creating(self.seed)
+        return has_copies(self.seed) and not other
+
     def _plan(self, swarm: Swarm) -> Swarm:
         """The plan of this seed, out of what it has drawn."""
         return usual_plan(self.seed, swarm)
 
     @property
     def hosts(self) -> list[Host]:
-        return [*self.metas, *self.brokers, *self.producers, *self.consumers, *self.outboxes.hosts]
+        copying = self.copying
+        return [
+            *self.metas,
+            *self.brokers,
+            *self.producers,
+            *self.consumers,
+            *self.outboxes.hosts,
+            *copying.copies,
+            *copying.given_up,
+        ]
 
     @property
     def at_rest(self) -> bool:
         """Whether no operation of an operator is under way."""
-        return self.operator.idle and self.loser.idle and self.creator.idle
+        idle = self.operator.idle and self.loser.idle and self.creator.idle
+        return idle and self.copying.idle
 
     def _new_rng(self) -> random.Random:
         return random.Random(self.rng.getrandbits(64))
@@ -216,23 +234,34 @@ class World:
 
     def _add_brokers(self) -> None:
         for index in range(2):
-            self.brokers.append(
-                self.broker_kind(
-                    self.internet,
-                    self._machine(f"b{index}"),
-                    f"b{index}",
-                    self._new_rng(),
-                    group=f"g{index}",
-                    meta=self._meta,
-                    port=8000 + index,
-                    record=self.record,
-                    clock_tick=lambda: len(self.history),
-                    settings=self.swarm.broker,
-                    queued_bytes=self.swarm.queued_bytes,
-                    disk_s=self.swarm.disk_s,
-                    claims=self.shelf.claims,
-                )
-            )
+            name = f"b{index}"
+            parts = self.internet, self._machine(name), name, self._new_rng()
+            self.brokers.append(self._new_broker(*parts, group=f"g{index}", port=8000 + index))
+
+    def _new_broker(self, *parts: Any, group: str, port: int) -> BrokerHost:
+        return self.broker_kind(
+            *parts,
+            group=group,
+            meta=self._meta,
+            port=port,
+            record=self.record,
+            clock_tick=lambda: len(self.history),
+            settings=self.swarm.broker,
+            queued_bytes=self.swarm.queued_bytes,
+            disk_s=self.swarm.disk_s,
+            claims=self.shelf.claims,
+        )
+
+    def parts_of(self, name: str, rng: random.Random) -> tuple[Any, ...]:
+        """A host's machine and what belongs to it, drawn from a generator of their own."""
+        drift = 0.05 * (2 * rng.random() - 1) if "drift" in self.swarm.faults else 0.0
+        machine = Machine(self.loop, name, rate=1.0 + drift, boot_s=rng.choice((10.0, 1e6)))
+        self.machines.append(machine)
+        return self.internet, machine, name, random.Random(rng.getrandbits(64))
+
+    def new_broker(self, name: str, group: str, port: int, rng: random.Random) -> BrokerHost:
+        """A further broker, which is not started yet."""
+        return self._new_broker(*self.parts_of(name, rng), group=group, port=port)
 
     def _add_producers(self) -> None:
         swarm = self.swarm
@@ -472,10 +501,15 @@ class World:
             self._operator_does(self.loser.work())
         if is_creating(self.seed):
             self._operator_does(self.creator.work())
+        self._start_copying()
         if self.shelf.watched:
             self._operator_does(verify_on_the_way(self, self._operator_meta))
         if self.users.deeds:
             self._operator_does(self.users.work())
+
+    def _start_copying(self) -> None:
+        if self.copying.copies:
+            self._operator_does(self.copying.work())
 
     async def _drain(self, until: float) -> bool:
         """Wait until all is handled, done and verified; returns False if that takes longer."""
@@ -523,7 +557,7 @@ class World:
     def _drained(self) -> bool:
         if any(producer.busy or producer.waiting for producer in self.producers):
             return False
-        return self.outboxes.drained and self.service.drained
+        return self.outboxes.drained and self.service.drained and self.copying.complete
 
     def read_logs(self, *, quiet: bool) -> None:
         """The final log into the history, as the brokers' disks give it to readers after the power
@@ -574,6 +608,7 @@ class World:
         problems += self.service.problems.values()
         problems += self.times.problems()
         problems += self.idleness.problems.values()
+        problems += self.copying.problems
         if drained_s < 0 and not findings.total:
             findings.note("starvation", f"not drained after {self.drain_s} s")
         return Outcome(

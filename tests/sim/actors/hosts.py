@@ -10,12 +10,15 @@ import contextvars
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from msgspec import to_builtins
 
 from keylane.broker.control import BrokerControl
+from keylane.broker.copies.follow_service import FollowService
+from keylane.broker.copies.set_keeper import SetKeeper
 from keylane.broker.parking import Parking
 from keylane.broker.registration import Registration
 from keylane.broker.retention.loop import RetentionLoop
@@ -27,6 +30,7 @@ from keylane.broker.storage.data_folder import (
     Opening,
     begin_opening,
     claim_folder,
+    has_copies,
     record_heard,
 )
 from keylane.broker.store.group_changes import mark_groups_incomplete, refuse_old_tokens
@@ -51,6 +55,7 @@ from keylane.metaserver.starts.service import StartService
 from keylane.protocol import endpoints
 from keylane.protocol.control import BrokerHeartbeat, Health, Retention
 from keylane.protocol.errors import KeylaneError
+from keylane.protocol.frames import Follow
 from keylane.rpc.client import MetaClient
 from keylane.rpc.server import ControlRoute, Params
 from keylane.testing.machines.disk import Crashed, SimDisk
@@ -291,11 +296,68 @@ class MetaHost(Host):
             raise Crashed("after a commit")
 
 
-class BrokerHost(Host):
-    """A broker with its disk."""
+class DiskHost(Host):
+    """A machine with a disk, on which one of our programs keeps its data folder."""
 
     commits: frozenset[str] = frozenset({"_write", "fdatasync"})
     """The blocking functions that make something durable."""
+
+    def __init__(self, *args: Any, disk_s: float) -> None:
+        super().__init__(*args)
+        self.disk = self._empty_disk()
+        self._disk_s = disk_s
+        self.gone = False
+        """Only an operator starts it again."""
+        self.stalled_until = 0.0
+        """Nothing comes back from the disk before."""
+        self.crash_after_commits: int | None = None
+
+    def _empty_disk(self) -> SimDisk:
+        return SimDisk(TORN_BYTES)
+
+    async def _blocking(self, function: Callable[..., Any], /, *args: Any) -> Any:
+        """Run `function` as a thread does: wait, work at one instant, wait."""
+        rng = self.rng
+        await asyncio.sleep(self._disk_s * rng.random())
+        while self.loop.now < self.stalled_until:
+            # By a clock that drifts: never less than what lets time pass.
+            await asyncio.sleep(max(0.001, self.stalled_until - self.loop.now))
+        try:
+            result = function(*args)
+        except Crashed:
+            self.lose_power()
+            raise
+        self._committed(function)
+        if rng.random() < 0.3:
+            await asyncio.sleep(self._disk_s / 2 * rng.random())
+        return result
+
+    def _committed(self, function: Callable[..., Any]) -> None:
+        """The host may die right after a sync, before any caller is answered."""
+        name = getattr(function, "__name__", "")  # of a partial there is none
+        if self.crash_after_commits is None or name not in self.commits:
+            return
+        self.crash_after_commits -= 1
+        if self.crash_after_commits <= 0:
+            self.end(machine_down=False)
+            raise Crashed("after a commit")
+
+    def end(self, *, machine_down: bool) -> None:
+        super().end(machine_down=machine_down)
+        self.crash_after_commits = None
+        self.disk.close()
+        self.disk.crash_at = None
+        self.disk.tear_next = False
+
+    def lose_power(self) -> None:
+        """Stop the machine: writes that were not synced may be lost."""
+        self.stalled_until = 0.0
+        self.end(machine_down=True)
+        self.disk = self.disk.disk_after_crash(self.rng)
+
+
+class BrokerHost(DiskHost):
+    """A broker with its disk."""
 
     def __init__(
         self,
@@ -310,28 +372,26 @@ class BrokerHost(Host):
         disk_s: float,
         claims: Claims,
     ) -> None:
-        super().__init__(*args)
+        self._settings = settings
+        super().__init__(*args, disk_s=disk_s)
         self.group = group
         self._claims = claims
-        self._settings = settings
-        self.disk = self._empty_disk()
         self.store: Store | None = None
         self.port = port
         self._meta = meta
         self._record = record
         self._tick = clock_tick
         self._queued_bytes = queued_bytes
-        self._disk_s = disk_s
         self.removed = Removed()
         self.copied = False
         """The disk is an older copy at the moment: messages stored on it do not count."""
-        self.gone = False
-        """Only an operator starts it again."""
         self.lost_disk: SimDisk | None = None
         """What was on the disk that was lost."""
-        self.stalled_until = 0.0
-        """Nothing comes back from the disk before."""
-        self.crash_after_commits: int | None = None
+        self.copy_lag_ms: int | None = None
+        """How long its commits wait for a late copy; None where there are no copies."""
+        self._keeper: SetKeeper | None = None
+        self.on_durable: Callable[[BrokerHost, int], None] = lambda _host, _end: None
+        """Called when the end of its durable log has risen, where there are copies."""
         self._registration: Registration | None = None
         self._cleaning: RetentionLoop | None = None
 
@@ -372,6 +432,7 @@ class BrokerHost(Host):
             on_accepted=heard,
             on_missed=lambda: mark_groups_incomplete(store),
             on_fence=lambda token: refuse_old_tokens(store, token),
+            awaits_copies=has_copies(disk),
         )
         service = BrokerService(store, clock=machine, folder_ownership=registration)
         control = BrokerControl(
@@ -388,6 +449,8 @@ class BrokerHost(Host):
             service, durable, tick=self._tick, record=self._record, faults=self.loop.faults
         )
         self._begin_more(store, service, registration, network)
+        if self.copy_lag_ms is not None:
+            self._keep_copies(store, service, registration, identity, opening)
         parking = Parking(store, service, clock=machine, folder_ownership=registration)
         routes = [self._watched(route) for route in (*control.routes(), *parking.routes())]
         listener = Listener(self.process, machine, routes, watched)
@@ -400,6 +463,69 @@ class BrokerHost(Host):
         self, store: Store, service: BrokerService, registration: Registration, network: SimNetwork
     ) -> None:
         """Begin what only some brokers do."""
+
+    def succeed(self, other: BrokerHost) -> None:
+        """Take over what is known of the group's log, with the folder of its copy."""
+        self.removed = other.removed
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether it was told that a copy was promoted."""
+        return self._keeper is not None and self._keeper.is_replaced
+
+    def _keep_copies(
+        self,
+        store: Store,
+        service: BrokerService,
+        registration: Registration,
+        identity: FolderIdentity,
+        opening: Opening,
+    ) -> None:
+        """Answer copies, and let acks wait for them."""
+        assert self.copy_lag_ms is not None
+        following = FollowService(
+            store,
+            broker_group=self.group,
+            broker_id=identity.broker_id,
+            opening=opening.opening,
+            clock=self.machine,
+            run_read=self._read_cached,
+            background_turn=service.wait_background_turn,
+            is_accepted=lambda: registration.is_current,
+        )
+        meta = MetaClient(SimNetwork(self.internet, self.process), self._meta)
+        self._keeper = SetKeeper(
+            store,
+            self.disk,
+            broker_group=self.group,
+            broker_id=identity.broker_id,
+            opening=opening.opening,
+            change=partial(meta.call, endpoints.CHANGE_COPY_SET, group=self.group),
+            is_registered=lambda: self.heard,
+            run_blocking=self._blocking,
+            clock=self.machine,
+            rng=random.Random(f"{self.name} copies {self.starts}"),
+            lag_ms=self.copy_lag_ms,
+        )
+        self._keeper.on_copied = registration.note_copied
+        following.on_report = self._keeper.note_report
+        following.may_be_ahead = self._keeper.may_be_ahead
+        service.register_handler(Follow, following.follow)
+        end = store.log.end
+
+        def note() -> None:
+            nonlocal end
+            if store.log.end > end:
+                end = store.log.end
+                self.on_durable(self, end)
+
+        store.commit.on_commit.insert(0, note)
+        self.spawn(self._keeper.run(), self.process.context.copy())
+
+    async def _read_cached(self, function: Callable[..., Any], /, *args: Any) -> Any:
+        """Read what is in the page cache: a disk that hangs does not matter."""
+        await asyncio.sleep(self._disk_s * self.rng.random() ** 4)
+        return function(*args)
 
     def _heartbeat(
         self, store: Store, identity: FolderIdentity, opening: Opening
@@ -487,6 +613,8 @@ class BrokerHost(Host):
 
     async def close_store(self) -> None:
         """Close the store as a broker that is stopped: with a snapshot of everything."""
+        if self._keeper is not None:
+            await self._keeper.close()
         if self.store is not None:
             await self.store.close()
 
@@ -524,45 +652,6 @@ class BrokerHost(Host):
         self.disk, self.copied = self.lost_disk, True
         self.disk.failing_operation, self.disk.free_space = "", None
         return self._open_store()
-
-    async def _blocking(self, function: Callable[..., Any], /, *args: Any) -> Any:
-        """Run `function` as a thread does: wait, work at one instant, wait."""
-        rng = self.rng
-        await asyncio.sleep(self._disk_s * rng.random())
-        while self.loop.now < self.stalled_until:
-            # By a clock that drifts: never less than what lets time pass.
-            await asyncio.sleep(max(0.001, self.stalled_until - self.loop.now))
-        try:
-            result = function(*args)
-        except Crashed:
-            self.lose_power()
-            raise
-        self._committed(function)
-        if rng.random() < 0.3:
-            await asyncio.sleep(self._disk_s / 2 * rng.random())
-        return result
-
-    def _committed(self, function: Callable[..., Any]) -> None:
-        """The host may die right after a sync, before any caller is answered."""
-        if self.crash_after_commits is None or function.__name__ not in self.commits:
-            return
-        self.crash_after_commits -= 1
-        if self.crash_after_commits <= 0:
-            self.end(machine_down=False)
-            raise Crashed("after a commit")
-
-    def end(self, *, machine_down: bool) -> None:
-        super().end(machine_down=machine_down)
-        self.crash_after_commits = None
-        self.disk.close()
-        self.disk.crash_at = None
-        self.disk.tear_next = False
-
-    def lose_power(self) -> None:
-        """Stop the machine: writes that were not synced may be lost."""
-        self.stalled_until = 0.0
-        self.end(machine_down=True)
-        self.disk = self.disk.disk_after_crash(self.rng)
 
 
 def _sealed(store: Store) -> set[int]:

@@ -34,6 +34,8 @@ class Feature:
     consumer_kind: type[ConsumerHost] = ConsumerHost
     retention = Retention.ACKED
     """Of the usual subject."""
+    may_have_copies = True
+    """Brokers' folders may have copies; False where disks are damaged, lost or copied otherwise."""
     drain_s = 0.0
     """What it needs longer than the usual programs, once all is healed; see `World.drain_s`."""
     history_speed = 0

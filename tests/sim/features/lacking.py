@@ -56,6 +56,8 @@ def flip(broker: BrokerHost, path: str, at: int) -> None:
 class Damaged(Retries):
     """See the module."""
 
+    may_have_copies = False
+
     @classmethod
     def plan(cls, swarm: Swarm, rng: random.Random) -> Swarm:
         plan = super().plan(swarm, rng)
@@ -157,6 +159,8 @@ class RemovedByAge(Retries):
 class OnLostDisks(Retries):
     """See the module."""
 
+    may_have_copies = False
+
     @classmethod
     def plan(cls, swarm: Swarm, rng: random.Random) -> Swarm:
         return for_losses(super().plan(swarm, rng))
@@ -232,6 +236,8 @@ class OnLostDisks(Retries):
 
 class OnCopies(Retries):
     """See the module."""
+
+    may_have_copies = False
 
     @classmethod
     def plan(cls, swarm: Swarm, rng: random.Random) -> Swarm:

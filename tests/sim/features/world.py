@@ -18,6 +18,7 @@ from keylane.checker.findings import Findings
 from keylane.protocol.errors import KeylaneError
 from sim.actors.clients import SUBJECT
 from sim.actors.consumers import ConsumerHost
+from sim.actors.copying import has_copies
 from sim.actors.hosts import META_SETTINGS
 from sim.actors.operators import uncordon
 from sim.actors.outboxes import Outboxes
@@ -206,6 +207,9 @@ class FeatureWorld(World):
         )
         self.service = service
 
+    def _has_copies(self) -> bool:
+        return has_copies(self.number) and self._kind.may_have_copies
+
     def _plan(self, swarm: Swarm) -> Swarm:
         return _plan(self.number, swarm)
 
@@ -226,6 +230,7 @@ class FeatureWorld(World):
 
     def _start_deeds(self) -> None:
         self._operator_does(self.feature.work())
+        self._start_copying()
         if self.feature.creates and self.swarm.faults & {"cordon", "evacuate"}:
             self._operator_does(self._lift_cordons())
 

@@ -11,7 +11,6 @@ from bisect import bisect_left
 from keylane.broker.partition.partition import HostedPartition
 from keylane.broker.store.store import Store
 from keylane.checker.events import Event
-from keylane.testing.machines.machine import Machine
 from sim.actors.clients import SUBJECT
 from sim.actors.hosts import Host
 from sim.following.followers import (
@@ -67,7 +66,7 @@ class Following(World):
         for index in range(rng.choice((1, 2, 3))):
             self.followers.append(
                 ReadingHost(
-                    *self._parts(f"f{index}"),
+                    *self.parts_of(f"f{index}", rng),
                     meta=self._meta,
                     tick=lambda: len(self.history),
                     manners=draw_manners(rng, self.swarm.keys, of=self.keys_of),
@@ -77,7 +76,7 @@ class Following(World):
         if rng.random() < 0.5:
             self.followers.append(
                 BroadcastHost(
-                    *self._parts("f9"),
+                    *self.parts_of("f9", rng),
                     meta=self._meta,
                     tick=lambda: len(self.history),
                     fails=rng.choice((0.0, 0.05)),
@@ -90,13 +89,6 @@ class Following(World):
         for host in self.followers:
             host.may_reroute_keys = not (self.swarm.strict or self.swarm.static)
             host.subject = self.followed
-
-    def _parts(self, name: str) -> tuple[object, ...]:
-        rng = self._follow_rng
-        drift = 0.05 * (2 * rng.random() - 1) if "drift" in self.swarm.faults else 0.0
-        machine = Machine(self.loop, name, rate=1.0 + drift, boot_s=rng.choice((10.0, 1e6)))
-        self.machines.append(machine)
-        return self.internet, machine, name, random.Random(rng.getrandbits(64))
 
     def _owed_from(self, wall_s: float) -> int | None:
         """The instant from which on everything is stored at or after a time, by every broker's

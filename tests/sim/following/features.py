@@ -13,6 +13,8 @@ from keylane.broker.partition.partition import HostedPartition
 from keylane.broker.store.store import Store
 from keylane.checker.events import Event, Ranged, Stored
 from keylane.protocol.ids import MAX_I64
+from sim.actors.copying import has_copies
+from sim.actors.hosts import BrokerHost
 from sim.features.cut_overs import CUT, CutOvers
 from sim.features.deletions import DOOMED, Deletions
 from sim.features.feature import Feature
@@ -57,6 +59,11 @@ class DroppingBrokerHost(SchedulingBrokerHost):
         self.dropped: dict[int, dict[int, Event]] = {}
         """By partition id: by offset its messages, and by -1 its range."""
 
+    def succeed(self, other: BrokerHost) -> None:
+        super().succeed(other)
+        assert isinstance(other, DroppingBrokerHost)
+        self.subjects, self.dropped = other.subjects, other.dropped
+
     def _open_store(self) -> Store:
         store = super()._open_store()
         forget = store.state.forget_partition
@@ -95,6 +102,9 @@ class FollowedFeatureWorld(Following, FeatureWorld):
             host.meets_deletions = kind is Deletions
             host.sees_copies = kind is OnCopies
             host.meets_creation = kind in FOLLOWED
+
+    def _has_copies(self) -> bool:
+        return has_copies(self.index) and self._kind.may_have_copies
 
     def _readable(self) -> list[HostedPartition]:
         hidden = self.feature._hidden if isinstance(self.feature, CutOvers) else ()

@@ -130,6 +130,10 @@ class Shelf:
         if any(suspended for (suspended,) in self._raw.execute(ask, (event.session,))):
             self.problems.append(f"{event} goes to a suspended session")
 
+    def ask(self, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        """The rows of a query, as the last transaction left them."""
+        return list(self._raw.execute(statement, values))
+
     def uneven_shares(self) -> list[str]:
         """The groups of which one live member has two leases more than another one."""
         rows = self._raw.execute(

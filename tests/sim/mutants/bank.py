@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import count
 
 from sim.actors import outboxes
+from sim.actors.copying import EVERY_NUMBER
 from sim.features.cut_overs import CutOvers
 from sim.features.harder.cut_off import CutOffs
 from sim.features.harder.killers import Killers
@@ -21,6 +22,7 @@ from sim.features.world import FEATURES, HARDER, HARDER_FROM, LACKING, kind_of
 from sim.mutants import (
     of_brokers,
     of_consumers,
+    of_copies,
     of_cut_overs,
     of_deciders,
     of_features,
@@ -63,6 +65,7 @@ ROOMS = (
     of_cut_overs,
     of_following,
     of_followed_features,
+    of_copies,
 )
 MUTANTS = {breaks.__name__: Mutant(breaks) for room in ROOMS for breaks in room.BREAKS}
 _FEATURES = {
@@ -79,6 +82,7 @@ _FEATURES = {
 }
 """The features of the worlds in which a hunt looks for the mutants of a module."""
 _FIRSTS = {
+    of_copies: EVERY_NUMBER.start,
     of_outbox: outboxes.FIRST_SEED,
     of_following: FOLLOWED_FIRST,
     of_followed_features: FOLLOWED_FEATURES_FIRST,

@@ -31,6 +31,8 @@ PROBLEMS_MAX = 8
 class DamagedParks(Parks):
     """See the module."""
 
+    may_have_copies = False
+
     @classmethod
     def plan(cls, swarm: Swarm, rng: random.Random) -> Swarm:
         plan = super().plan(swarm, rng)

@@ -1,0 +1,499 @@
+"""In some worlds of every kind brokers have copies of their folders, and acks wait for them.
+
+    brokers and copies end, lose power, stand still, are cut off from each other and from
+    metaservers; a broker is given up, dead or not, and a copy takes its place
+
+What an operator gives up is never restarted as the broker of its group, but it may run on for a
+while, and not know. It draws from generators of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from keylane.broker.copies.follower import Follower
+from keylane.broker.offline.promotion import Candidate, promote_candidate, read_candidate
+from keylane.broker.storage.log.commit_log import segment_bases, segment_path
+from keylane.protocol import endpoints
+from keylane.protocol.copies import PromoteCopy, SetCopies
+from keylane.protocol.errors import (
+    ConflictError,
+    DataFolderError,
+    KeylaneError,
+    Reason,
+    StorageError,
+)
+from keylane.rpc.client import MetaClient
+from keylane.testing.machines.disk import SimDisk
+from keylane.testing.machines.network import SimNetwork
+from sim.actors.folders import copy_of
+from sim.actors.hosts import META_SETTINGS, BrokerHost, DiskHost
+
+if TYPE_CHECKING:
+    from sim.world import World
+
+FIRST_NUMBER = 100_000_000
+"""Worlds before are what they were: faults and mutants are known by them."""
+EVERY_NUMBER = range(400_000_000, 500_000_000)
+"""All of these have copies; of the others a quarter."""
+LOOK_S = 0.5
+NEAR_BYTES = 20_000
+"""So much of the end of a log is compared at each commit."""
+REFUSED_S = 1 + META_SETTINGS.broker_ttl_ms / 1000
+"""So long a broker that was given up is known as refused."""
+
+
+def has_copies(number: int) -> bool:
+    """Whether brokers have copies in the world of this number, of any kind."""
+    return number in EVERY_NUMBER or (number >= FIRST_NUMBER and number % 4 == 3)
+
+
+class CopyHost(DiskHost):
+    """A program that keeps a copy of a broker's folder."""
+
+    commits = frozenset({"append", "_store"})
+
+    def __init__(self, *args: Any, group: str, meta: list[str], disk_s: float) -> None:
+        super().__init__(*args, disk_s=disk_s)
+        self.group = group
+        self._meta = meta
+        self.disk.reserves = True
+        self.on_cut: Callable[[CopyHost, int], None] = lambda _host, _position: None
+        """Called before its log is cut to a position."""
+        self.on_unusable: Callable[[CopyHost], None] = lambda _host: None
+        """Called when the follower has found that its disk has lost what it had synced."""
+        self.has_lied = False
+        """True if the disk has lost what it had synced."""
+
+    def start(self) -> None:
+        process = self.new_process()
+        process.context.run(self._start)
+
+    def _start(self) -> None:
+        self.disk.lock()
+        network = SimNetwork(self.internet, self.process)
+        follower = Follower(
+            self.disk,
+            self.group,
+            meta=MetaClient(network, self._meta),
+            network=network,
+            run_blocking=self._blocking,
+            clock=self.machine,
+            rng=random.Random(f"{self.name} {self.starts}"),
+        )
+        self.spawn(self._follow(follower), self.process.context.copy())
+
+    async def _follow(self, follower: Follower) -> None:
+        """Follow until the disk fails; what else ends a copy is a find."""
+        try:
+            await follower.run()
+        except StorageError as error:
+            if self.has_lied and error.reason in {Reason.COPY_UNUSABLE, Reason.COPY_DIFFERS}:
+                self.end(machine_down=False)
+                self.on_unusable(self)
+                return
+            if not self.disk.failing_operation and self.disk.free_space is None:
+                raise
+            self.end(machine_down=False)
+
+    async def _blocking(self, function: Callable[..., Any], /, *args: Any) -> Any:
+        if getattr(function, "__name__", "") == "cut":
+            self.on_cut(self, *args)
+        return await super()._blocking(function, *args)
+
+    def new_folder(self) -> SimDisk:
+        """Give its folder away, and go on with an empty one."""
+        given, self.disk = self.disk, self._empty_disk()
+        self.has_lied = False
+        return given
+
+
+class Copying:
+    """The copies of a world, what troubles them, and what is promised of them."""
+
+    def __init__(self, world: World, meta: MetaClient) -> None:
+        self._world = world
+        self._meta = meta
+        self._rng = random.Random(f"copying {world.seed}")
+        self.copies: list[CopyHost] = []
+        self.given_up: list[BrokerHost] = []
+        """Brokers in whose place a copy has come, and which may run on."""
+        self._tears = self._rng.random() < 0.3
+        """Mostly, brokers lose power while they sync."""
+        self.promoted = 0
+        self._old: set[CopyHost] = set()
+        """Copies whose disk is an older image, until they have caught up."""
+        self.idle = True
+        """True once no copy is promoted any more, and no broker is refused."""
+        self._ends: dict[str, int] = {}
+        """By group, the end of what was durable: acked, or about to be."""
+        self.problems: list[str] = []
+
+    # ── building ──────────────────────────────────────────────────────────────────────────────────
+    def add(self, meta: list[str]) -> None:
+        """Add copies of one or two brokers."""
+        world, rng = self._world, self._rng
+        for broker in rng.sample(world.brokers, rng.choice((1, 1, 2))):
+            self._watch(broker, rng.choice((200, 1_000)))
+            for index in range(rng.choice((1, 1, 2))):
+                name = f"{broker.name}copy{index}"
+                host = CopyHost(
+                    *world.parts_of(name, rng),
+                    group=broker.group,
+                    meta=meta,
+                    disk_s=world.swarm.disk_s,
+                )
+                host.on_cut, host.on_unusable = self._note_cut, self._begin_anew
+                self.copies.append(host)
+
+    def _watch(self, broker: BrokerHost, lag_ms: int) -> None:
+        broker.copy_lag_ms = lag_ms
+        broker.on_durable = self._note_durable
+
+    def _note_durable(self, broker: BrokerHost, end: int) -> None:
+        if broker in self.given_up:
+            self.problems.append(
+                f"{broker.name} has made {end} durable, and a copy was promoted in its place"
+            )
+            return
+        self._ends[broker.group] = end
+        for copy in self._members(broker.group):
+            if lacking := _lacks(copy.disk, broker.disk, end, start=end - NEAR_BYTES):
+                self.problems.append(
+                    f"{broker.name} has made {end} durable, {copy.name} may be promoted in its "
+                    f"place, {lacking}"
+                )
+
+    def _note_cut(self, copy: CopyHost, position: int) -> None:
+        end = self._ends.get(copy.group, 0)
+        if position < end and copy in self._members(copy.group):
+            self.problems.append(
+                f"{copy.name} is cut to {position}, may be promoted, and {end} is durable"
+            )
+
+    def _copies_of(self, group: str) -> list[CopyHost]:
+        return [copy for copy in self.copies if copy.group == group]
+
+    # ── running ───────────────────────────────────────────────────────────────────────────────────
+    async def work(self) -> None:
+        """Start the copies, have acks wait for them, and trouble them until all is healed."""
+        world, rng = self._world, self._rng
+        self.idle = False
+        for copy in self.copies:
+            copy.start()
+        await self._want_all()
+        while not world.faults.healed:
+            await asyncio.sleep(LOOK_S * rng.random())
+            self._check_sets()
+            self._look_after_brokers()
+            if world.faults.healed:
+                break
+            if self._tears and rng.random() < 0.7:
+                self._tear(rng.choice(self.copies).group)
+            else:
+                await self._trouble(rng.random())
+        for broker in self.given_up:
+            broker.gone = True
+            if broker.running:
+                broker.end(machine_down=False)
+        await self._want_all()
+        await asyncio.sleep(REFUSED_S)
+        self.idle = True
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._check_sets()
+            self._look_after_brokers()
+
+    def _look_after_brokers(self) -> None:
+        """Restart a broker that was told of a promotion which its operator has given up, and one
+        that was given up, once another serves.
+        """
+        world = self._world
+        for broker in world.brokers:
+            if broker.running and broker.is_replaced:
+                broker.end(machine_down=False)
+                world.faults.restart(broker)
+        serving = {broker.group for broker in world.brokers if broker.running and broker.heard}
+        for broker in self.given_up:
+            if broker.gone and broker.group in serving and not world.faults.healed:
+                broker.gone = False
+                world.faults.restart(broker)
+
+    async def _want_all(self) -> None:
+        for group in sorted({copy.group for copy in self.copies}):
+            wanted = SetCopies(wanted=1 + len(self._copies_of(group)))
+            await self._call(endpoints.SET_COPIES, wanted, group)
+
+    async def _trouble(self, deed: float) -> None:
+        world, rng = self._world, self._rng
+        host = rng.choice(self.copies)
+        if deed < 0.12:
+            host.end(machine_down=rng.random() < 0.3)
+            world.loop.after(4 * rng.random(), world.faults.restart, host)
+        elif deed < 0.24:
+            host.lose_power()
+            world.loop.after(4 * rng.random(), world.faults.restart, host)
+        elif deed < 0.32 and host.running and not host.process.paused:
+            host.process.paused = True
+            world.loop.after(4 * rng.random() ** 2, world.loop.resume, host.process)
+        elif deed < 0.40:
+            host.stalled_until = world.loop.now + 3 * rng.random()
+        elif deed < 0.55:
+            self._cut(host)
+        elif deed < 0.65:
+            self._black_out(host.group)
+        elif deed < 0.73 and self.promoted < 2:
+            await self._give_up(host.group)
+        elif deed < 0.77:
+            host.end(machine_down=True)
+            host.new_folder()
+            world.loop.after(2 * rng.random(), world.faults.restart, host)
+        elif deed < 0.81:
+            await self._put_back(host)
+        elif deed < 0.83:
+            self._lie(host)
+        elif deed < 0.86:
+            count = rng.randint(1, 1 + len(self._copies_of(host.group)))
+            await self._call(endpoints.SET_COPIES, SetCopies(wanted=count), host.group)
+        elif deed < 0.94:
+            self._tear(host.group)
+
+    async def _put_back(self, host: CopyHost) -> None:
+        """An older image of a copy's disk takes the place of the disk, of which the broker has
+        reported that it has more.
+        """
+        world, rng = self._world, self._rng
+        image = copy_of(host.disk)
+        await asyncio.sleep(3 * rng.random())
+        if _id_of(host.disk) == _id_of(image) and self._reported(host.group) > _synced_end(image):
+            host.end(machine_down=True)
+            host.disk = image
+            self._old.add(host)
+            world.loop.after(rng.random(), world.faults.restart, host)
+
+    def _lie(self, host: CopyHost) -> None:
+        """The power of a copy goes, and its disk has lost bytes that it had synced, of which the
+        broker has reported that they are durable.
+        """
+        world, rng = self._world, self._rng
+        bases = segment_bases(host.disk)
+        if not bases:
+            return
+        host.lose_power()
+        kept = _synced_end(host.disk) - rng.randint(1, 3_000)
+        if max(bases[-1], self._reported(host.group) - 3_000) <= kept < self._reported(host.group):
+            content = host.disk.contents[segment_path(bases[-1])]
+            for data in (content.data, content.synced):
+                del data[kept - bases[-1] :]
+            host.has_lied = True
+            self._old.add(host)
+        world.loop.after(2 * rng.random(), world.faults.restart, host)
+
+    def _begin_anew(self, host: CopyHost) -> None:
+        """An operator gives a copy an empty folder."""
+        host.new_folder()
+        self._world.loop.after(self._rng.random(), self._world.faults.restart, host)
+
+    def _reported(self, group: str) -> int:
+        """The end of the log that a metaserver knows of: a copy that has less is not promoted."""
+        ask = "SELECT durable_end FROM copy_sets WHERE broker_group = ?"
+        return max((int(end) for (end,) in self._world.shelf.ask(ask, (group,))), default=0)
+
+    def _cut(self, host: CopyHost) -> None:
+        world, rng = self._world, self._rng
+        broker = next(each for each in world.brokers if each.group == host.group)
+        other, seconds = rng.choice([*world.metas, broker]), rng.choice((0.5, 2.0)) * rng.random()
+        one = broker if other is not broker and rng.random() < 0.7 else host
+        links = [(one.name, other.name), (other.name, one.name)]
+        for link in links if rng.random() < 0.6 else [rng.choice(links)]:
+            world.internet.cut_link(*link)
+            world.loop.after(seconds, world.internet.heal_link, *link)
+
+    def _black_out(self, group: str) -> None:
+        """The power of a broker and its copies goes at one instant."""
+        world, rng = self._world, self._rng
+        brokers = [each for each in world.brokers if each.group == group]
+        for host in (*brokers, *self._copies_of(group)):
+            if rng.random() < 0.8 and not host.gone:
+                host.lose_power()
+                world.loop.after(2 * rng.random(), world.faults.restart, host)
+
+    def _tear(self, group: str) -> None:
+        """The power of a broker goes while it syncs its next commit: copies may have what it loses,
+        and at times they are away when it returns.
+        """
+        world, rng = self._world, self._rng
+        broker = next(each for each in world.brokers if each.group == group)
+        if not broker.running or broker.store is None or not self._members(group):
+            return
+        commit, starts = broker.store.commit, broker.starts
+        wake = commit.copy_wait.on_write
+
+        def lose_power() -> None:
+            if broker.running and broker.starts == starts and not broker.gone:
+                for copy in self._copies_of(group) if rng.random() < 0.3 else ():
+                    copy.end(machine_down=False)
+                    world.loop.after(3 * rng.random(), world.faults.restart, copy)
+                broker.lose_power()
+                world.loop.after(0.5 * rng.random(), world.faults.restart, broker)
+
+        def written() -> None:
+            commit.copy_wait.on_write = wake
+            wake()
+            # The disk hangs for as long as a copy needs.
+            seconds = 0.05 + 8 * world.swarm.delay_s + 4 * world.swarm.disk_s
+            broker.stalled_until = world.loop.now + seconds
+            world.loop.after(seconds * rng.choice((0.3, 0.6, 0.95)), lose_power)
+
+        commit.copy_wait.on_write = written
+        for producer in world.producers:
+            world.faults.burst(producer)
+
+    # ── promotion ─────────────────────────────────────────────────────────────────────────────────
+    async def _give_up(self, group: str) -> None:
+        """An operator takes a broker for lost, and promotes a copy if none of what was acked is
+        lost.
+        """
+        world, rng = self._world, self._rng
+        broker = next(each for each in world.brokers if each.group == group)
+        copy = rng.choice(self._copies_of(group))
+        broker.gone = copy.gone = True
+        runs_on = rng.random() < 0.5 and broker.running
+        if runs_on:
+            self._isolate(broker)
+        else:
+            broker.lose_power()
+        await asyncio.sleep(3 * rng.random())
+        if copy.running:
+            copy.end(machine_down=False)
+        # What it has may be as much as was reported, and less than was durable since.
+        is_between = copy in self._old and _synced_end(copy.disk) >= self._reported(group)
+        candidate = None if is_between else await self._asked_for(copy, broker)
+        copy.gone = False
+        if candidate is None:
+            broker.gone = False
+            world.faults.restart(broker)
+        else:
+            self._promote(broker, copy, candidate)
+        world.faults.restart(copy)
+
+    def _isolate(self, broker: BrokerHost) -> None:
+        """Cut a broker off from all metaservers, until it is taken for dead; it runs on."""
+        world = self._world
+        for meta in world.metas:
+            for link in ((broker.name, meta.name), (meta.name, broker.name)):
+                world.internet.cut_link(*link)
+                world.loop.after(8 + 4 * self._rng.random(), world.internet.heal_link, *link)
+
+    async def _asked_for(self, copy: CopyHost, broker: BrokerHost) -> Candidate | None:
+        """Ask for the promotion of a copy; None if it may lack something."""
+        try:
+            candidate = read_candidate(copy.disk)
+        except DataFolderError:  # never complete
+            return None
+        request = PromoteCopy(
+            copy_id=candidate.copy.copy_id,
+            broker_id=candidate.broker_id,
+            log_end=candidate.log_end,
+        )
+        patient_until = self._world.loop.now + 15
+        while True:
+            try:
+                await self._meta.call(endpoints.PROMOTE_COPY, request, group=copy.group)
+            except ConflictError as error:
+                if error.reason is not Reason.BROKER_SERVES:
+                    return None
+                if self._world.loop.now > patient_until and broker.running:
+                    broker.lose_power()
+            except KeylaneError:  # it may have been promoted: the operator asks until it is known
+                pass
+            else:
+                return candidate
+            await asyncio.sleep(0.3)
+
+    def _promote(self, broker: BrokerHost, copy: CopyHost, candidate: Candidate) -> None:
+        """A broker of its own serves the folder of the copy."""
+        world = self._world
+        self.promoted += 1
+        world.faults.done += 1
+        world.trace(f"copy of {broker.name} promoted")
+        self.given_up.append(broker)
+        broker.copied = True
+        promote_candidate(copy.disk, candidate)
+        successor = world.new_broker(
+            f"{broker.name}{self.promoted}", broker.group, 8_100 + self.promoted, self._rng
+        )
+        successor.succeed(broker)
+        self._watch(successor, broker.copy_lag_ms or 0)
+        copy.disk.close()
+        successor.disk = copy.new_folder()
+        world.brokers[world.brokers.index(broker)] = successor
+        world.faults.restart(successor)
+
+    async def _call(self, endpoint: Any, body: Any, group: str) -> Any:
+        while True:
+            try:
+                return await self._meta.call(endpoint, body, group=group)
+            except KeylaneError:
+                await asyncio.sleep(0.3)
+
+    # ── judging ───────────────────────────────────────────────────────────────────────────────────
+    def _check_sets(self) -> None:
+        """Every copy in SQL's set has synced everything that is durable, byte for byte."""
+        world = self._world
+        for broker in world.brokers:
+            for copy in self._members(broker.group):
+                end = self._ends.get(broker.group, 0)
+                if lacking := _lacks(copy.disk, broker.disk, end):
+                    self.problems.append(
+                        f"{copy.name} may be promoted in place of {broker.name}, {lacking}"
+                    )
+
+    def _members(self, group: str) -> list[CopyHost]:
+        stored = self._world.shelf.ask(
+            "SELECT members FROM copy_sets WHERE broker_group = ?", (group,)
+        )
+        ids = {each for (members,) in stored for each in msgspec.json.decode(members)}
+        members = [copy for copy in self._copies_of(group) if _id_of(copy.disk) in ids]
+        if self._old:
+            end = max(self._reported(group), self._ends.get(group, 0))
+            self._old -= {copy for copy in members if _synced_end(copy.disk) >= end}
+        return [copy for copy in members if copy not in self._old]
+
+    @property
+    def complete(self) -> bool:
+        """Whether acks wait for every copy, as it is wanted."""
+        groups = {copy.group for copy in self.copies}
+        return all(len(self._members(each)) == len(self._copies_of(each)) for each in groups)
+
+
+def _id_of(disk: SimDisk) -> str:
+    content = disk.contents.get("copy.json")
+    return "" if content is None else msgspec.json.decode(bytes(content.data))["copy_id"]
+
+
+def _synced_end(disk: SimDisk) -> int:
+    """The end of what a copy has synced."""
+    bases = segment_bases(disk)
+    return bases[-1] + len(disk.contents[segment_path(bases[-1])].synced) if bases else 0
+
+
+def _lacks(copy: SimDisk, broker: SimDisk, end: int, *, start: int = 0) -> str:
+    """What a copy's disk lacks of the log in `[start, end)`, or has otherwise; "" if nothing."""
+    ours, theirs = segment_bases(copy), segment_bases(broker)
+    if not ours or not theirs:
+        return "" if end <= (theirs[0] if theirs else 0) else "and has no log"
+    for index, base in enumerate(theirs):
+        until = min(end, theirs[index + 1] if index + 1 < len(theirs) else end)
+        if base < ours[0] or until <= max(base, start):
+            continue
+        content = copy.contents.get(segment_path(base))
+        synced = b"" if content is None else bytes(content.synced[: until - base])
+        if synced != bytes(broker.contents[segment_path(base)].data[: until - base]):
+            return f"and has {len(synced)} equal or other bytes of {until - base} from {base} on"
+    return ""
