@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from keylane import Producer, Reader
-from keylane.broker.offline.promotion import promote_copy
+from keylane.broker.offline.promotion import promote_candidate, read_candidate
 from keylane.broker.storage.fail_points import make_files
 from support.brokers.broker_process import BrokerProcess
 from support.cluster import Cluster, eventually
@@ -104,7 +104,7 @@ async def test_copy_takes_the_place_of_a_broker_whose_folder_is_gone(
     await asyncio.to_thread(spare.kill)
     files = make_files(str(spare.folder))
     files.lock()
-    promote_copy(files)
+    promote_candidate(files, read_candidate(files))
     files.close()
     promoted = BrokerProcess(spare.folder, "--meta", cluster.meta, "--host", "127.0.0.2")
     await asyncio.to_thread(promoted.start)
@@ -138,3 +138,13 @@ async def test_follower_refuses_a_folder_that_is_no_copy(cluster: Cluster, tmp_p
     )
     assert "is not a copy" in refusal
     assert (folder / "notes.txt").read_text() == "keep"
+
+
+async def test_second_follower_is_refused_a_folder_that_is_in_use(
+    cluster: Cluster, spare: Spare
+) -> None:
+    await cluster.create(SUBJECT)
+    spare.start()
+    await eventually((spare.folder / "copy.json").exists, seconds=30)
+    second = BrokerProcess(spare.folder, "--meta", cluster.meta, "--follow", "true")
+    assert "another broker is using the data folder" in await asyncio.to_thread(second.refused)

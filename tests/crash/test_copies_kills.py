@@ -1,0 +1,292 @@
+"""A broker and two copies that acks wait for, killed, stopped and lost under load: every acked
+message is on every copy of the set, and each key is in order.
+
+What is acked is looked for with a reader of segments that shares no code with the product.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import shutil
+import signal
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from crash.test_acked_copies import promote
+from crash.test_warm_spare import segments_of
+from judge.segments import read_folder
+from keylane import Producer
+from keylane.admin import Admin
+from keylane.errors import KeylaneError, UnavailableError
+from support.cluster import Cluster
+from support.ports import free_port
+from support.postgres import running_postgres
+from support.server_process import ServerProcess
+
+SUBJECT = "orders"
+KEYS = 50
+COPIES = 2
+KINDS = ("kill", "kill", "stop", "lose_copy", "lose_broker", "kill_all", "kill_metaserver")
+META_SETTINGS = "broker_heartbeat_ms = 200\nbroker_ttl_ms = 1_000\n"
+BROKER_SETTINGS = "copy_lag_ms = 500\nsegment_bytes = 4_194_304\n"
+pytestmark = [pytest.mark.crash]
+
+
+class FolderHost:
+    """A folder and the program on it: the broker of group g1, or a follower of it."""
+
+    def __init__(self, cluster: Cluster, config: Path, folder: Path) -> None:
+        self.folder = folder
+        self._arguments = (
+            *("--group", "g1", "--data", str(folder), "--config", str(config)),
+            *("--meta", ",".join(cluster.addresses), "--port", str(free_port())),
+        )
+        self._process: ServerProcess | None = None
+
+    def start(self, *, follows: bool) -> None:
+        more = ("--follow", "true") if follows else ()
+        self._process = ServerProcess("keylane.broker", (*self._arguments, *more))
+        if not follows:
+            assert self._process.stdout.readline(), "the broker did not start"
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.send_signal(signal.SIGKILL)
+            process.stdout.close()
+            process.wait(60)
+
+    @property
+    def copy_id(self) -> str:
+        path = self.folder / "copy.json"
+        return str(json.loads(path.read_bytes())["copy_id"]) if path.exists() else ""
+
+
+class CopiesStage:
+    """A cluster whose broker has copies, a producer that sends on and on, and what it was told."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster = cluster
+        self._folder = folder
+        self._config = folder / "copied-broker.toml"
+        self._config.write_text(BROKER_SETTINGS)
+        self._numbers = itertools.count()
+        self.broker = self._new_host()
+        self.copies = [self._new_host() for _ in range(COPIES)]
+        self.acked: list[int] = []
+        """The numbers of the messages that were acked."""
+        self.faults = 0
+        self.promotions = 0
+        self._sends = True
+
+    def _new_host(self) -> FolderHost:
+        return FolderHost(self.cluster, self._config, self._folder / f"host-{next(self._numbers)}")
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        await asyncio.to_thread(self.broker.start, follows=False)
+        try:
+            async with Admin(self.cluster.meta) as admin:
+                await _create(admin)
+                await admin.set_copies("g1", 1 + COPIES)
+            for copy in self.copies:
+                await asyncio.to_thread(copy.start, follows=True)
+            sending = asyncio.create_task(self._send())
+            yield
+            self._sends = False
+            await sending
+        finally:
+            for host in (self.broker, *self.copies):
+                await asyncio.to_thread(host.kill)
+
+    async def _send(self) -> None:
+        """Send numbered messages, a few at a time, and note those that were acked."""
+        numbers = itertools.count()
+        async with Producer(",".join(self.cluster.addresses)) as producer:
+            while self._sends:
+                sent = {}
+                for number in itertools.islice(numbers, 20):
+                    key = b"key-%d" % (number % KEYS)
+                    sent[number] = asyncio.ensure_future(
+                        producer.send(SUBJECT, b"%d" % number, key=key)
+                    )
+                for each, future in sent.items():
+                    try:
+                        await future
+                    except KeylaneError:
+                        continue
+                    self.acked.append(each)
+
+    async def members(self) -> list[FolderHost]:
+        async with Admin(",".join(self.cluster.addresses)) as admin:
+            ids = (await admin.copies("g1")).members
+        return [copy for copy in self.copies if copy.copy_id in ids]
+
+    async def wait_for_members(self, count: int, seconds: float = 60.0) -> None:
+        async with asyncio.timeout(seconds):
+            while len(await self.members()) < count:
+                await asyncio.sleep(0.1)
+
+    async def wait_for_acks(self, count: int) -> None:
+        """Wait until more messages were acked."""
+        wanted = len(self.acked) + count
+        async with asyncio.timeout(60):
+            while len(self.acked) < wanted:
+                await asyncio.sleep(0.05)
+
+    # ── faults ────────────────────────────────────────────────────────────────────────────────────
+    async def strike(self, kind: str, rng: random.Random) -> None:
+        """One fault of a kind; the host is back afterwards."""
+        self.faults += 1
+        host = rng.choice((self.broker, *self.copies))
+        if kind == "lose_broker":
+            await self.wait_for_members(1)
+            await self._lose_broker(rng.choice(await self.members()))
+        elif kind == "lose_copy":
+            copy = rng.choice(self.copies)
+            await asyncio.to_thread(copy.kill)
+            await asyncio.to_thread(shutil.rmtree, copy.folder)
+            await asyncio.to_thread(copy.start, follows=True)
+        elif kind == "kill_metaserver":
+            metaserver = rng.choice(self.cluster.metas)
+            await asyncio.to_thread(metaserver.kill)
+            await asyncio.sleep(rng.uniform(0.0, 0.5))
+            await asyncio.to_thread(metaserver.restart)
+        elif kind == "stop":
+            host.signal(signal.SIGSTOP)
+            await asyncio.sleep(rng.uniform(0.05, 1.5))
+            host.signal(signal.SIGCONT)
+        else:
+            hosts = (self.broker, *self.copies) if kind == "kill_all" else (host,)
+            for each in hosts:
+                await asyncio.to_thread(each.kill)
+            await asyncio.sleep(rng.uniform(0.0, 0.5))
+            for each in hosts:
+                await asyncio.to_thread(each.start, follows=each is not self.broker)
+
+    async def _lose_broker(self, member: FolderHost) -> None:
+        """The broker and its folder are gone for good; a copy of the set takes its place, and
+        another host begins a copy.
+        """
+        lost = self.broker
+        await asyncio.to_thread(lost.kill)
+        await asyncio.to_thread(shutil.rmtree, lost.folder)
+        await asyncio.to_thread(member.kill)
+        async with asyncio.timeout(30):
+            while (
+                done := await asyncio.to_thread(promote, self.cluster, member.folder)
+            ).returncode:
+                assert "BROKER_SERVES" in done.stderr, done.stderr
+                await asyncio.sleep(0.2)
+        self.promotions += 1
+        self.copies.remove(member)
+        self.broker = member
+        await asyncio.to_thread(member.start, follows=False)
+        self.copies.append(self._new_host())
+        await asyncio.to_thread(self.copies[-1].start, follows=True)
+
+    # ── judging ───────────────────────────────────────────────────────────────────────────────────
+    async def judge_members(self) -> None:
+        """Every copy of the set has every message that was acked, as its segments have it."""
+        acked = set(self.acked)
+        for member in await self.members():
+            missing = acked - await asyncio.to_thread(stored_numbers, member.folder)
+            assert not missing, f"{member.folder} lacks {sorted(missing)[:5]}"
+
+
+async def _create(admin: Admin) -> None:
+    """Create the subject, once the broker has reported itself."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                await admin.create_subject(SUBJECT, partitions=3)
+            except UnavailableError:
+                await asyncio.sleep(0.1)
+            else:
+                return
+
+
+def stored_numbers(folder: Path) -> set[int]:
+    """The numbers of the messages in a folder; each key's are in order, and none comes twice."""
+    partitions, problems = read_folder(folder)
+    assert not problems, problems[:3]
+    by_key: dict[bytes, list[int]] = defaultdict(list)
+    for _, partition in sorted(partitions.items()):
+        for _, message in sorted(partition.messages.items()):
+            by_key[message.key].append(int(message.value))
+    for key, numbers in by_key.items():
+        assert all(one < two for one, two in itertools.pairwise(numbers)), key
+    return {number for numbers in by_key.values() for number in numbers}
+
+
+def assert_equal_segments(folder: Path, copy: Path) -> None:
+    """Byte for byte, above the first position of both."""
+    ours, theirs = segments_of(folder), segments_of(copy)
+    common = sorted(ours.keys() & theirs.keys())
+    assert common
+    for name in common:
+        assert ours[name].rstrip(b"\0") == theirs[name].rstrip(b"\0"), name
+
+
+async def run_faults(
+    stage: CopiesStage, kinds: Iterable[str], rng: random.Random, *, judged_every: int
+) -> None:
+    async with stage.running():
+        await stage.wait_for_members(COPIES)
+        for number, kind in enumerate(kinds):
+            await stage.strike(kind, rng)
+            await stage.wait_for_acks(100)
+            if number % judged_every == 0:
+                await stage.judge_members()
+        await stage.wait_for_members(COPIES)
+        await stage.wait_for_acks(100)
+        await stage.judge_members()
+    assert set(stage.acked) <= stored_numbers(stage.broker.folder)
+    for copy in stage.copies:
+        assert_equal_segments(stage.broker.folder, copy.folder)
+
+
+@contextmanager
+def cluster_of_one(folder: Path) -> Iterator[Cluster]:
+    with Cluster(folder, 0, meta_settings=META_SETTINGS) as cluster:
+        yield cluster
+
+
+@pytest.mark.timeout(300)
+async def test_acked_messages_are_on_every_copy_when_programs_are_killed_and_folders_lost(
+    tmp_path: Path,
+) -> None:
+    with cluster_of_one(tmp_path) as cluster:
+        stage = CopiesStage(cluster, tmp_path)
+        kinds = ("kill_all", "lose_broker", "stop", "lose_copy", "kill", "lose_broker")
+        await run_faults(stage, kinds, random.Random(4), judged_every=1)
+    assert stage.promotions == 2
+
+
+@pytest.mark.whole
+@pytest.mark.timeout(4 * 3_600)
+async def test_acked_messages_are_on_every_copy_through_a_thousand_faults(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running_postgres() as server:
+        settings = f'{META_SETTINGS}database_url = "{server.url()}"\n'
+        with Cluster(tmp_path, 0, meta_settings=settings, metas=2) as cluster:
+            stage = CopiesStage(cluster, tmp_path)
+            rng = random.Random(1)
+            kinds = [rng.choice(KINDS) for _ in range(1_000)]
+            await run_faults(stage, kinds, rng, judged_every=5)
+    with capsys.disabled():
+        print(f"\n{stage.faults} faults, {stage.promotions} promotions, {len(stage.acked)} acked")
+    assert stage.promotions > 50
+    assert len(stage.acked) >= 300_000
