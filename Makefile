@@ -25,7 +25,7 @@ UNIT_WORKERS ?= 3
 PARALLEL = $(BIN)/python -m pytest --numprocesses $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo sim proof kills test check lint types unit suite format bench bench-clients bench-small bench-store bench-order bench-hosts bench-spark bench-instructions bench-scheduled bench-peers peers-home lowest spark-versions spark-connect examples compared lock wheel docs clean
+.PHONY: help setup demo sim proof kills test check lint types unit suite format bench bench-clients bench-small bench-store bench-order bench-hosts bench-spark bench-instructions bench-scheduled bench-copies bench-peers peers-home lowest spark-versions spark-connect examples compared lock wheel docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -139,6 +139,9 @@ bench-instructions: $(STAMP) ## count a client's instructions for a message, by 
 
 bench-scheduled: $(STAMP) ## measure scheduled sends beside plain ones, print JSON (ARGS=--quick)
 	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/scheduled.py $(ARGS)
+
+bench-copies: $(STAMP) ## measure what copies cost beside a cluster without, print JSON (ARGS="--quick --before DIR")
+	@$(BIN)/python benchmarks/copies.py $(ARGS)
 
 bench-peers: $(STAMP) ## measure beside Kafka, RabbitMQ, NATS and Redis, print a table (ARGS="--home DIR --quick")
 	@PYTHONPATH=benchmarks $(BIN)/python -P -m peers.run $(ARGS)

@@ -29,10 +29,16 @@ ROLES = str(Path(__file__).with_name("roles.py"))
 
 
 class BenchCluster:
-    """A metaserver and a broker, each a process of its own."""
+    """
+    A metaserver and a broker, each a process of its own.
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    Args:
+        python: the interpreter whose keylane they run.
+    """
+
+    def __init__(self, folder: Path, stack: ExitStack, *, python: str = sys.executable) -> None:
         self._stack = stack
+        self._python = python
         self.meta_process, self.meta = self._start(
             "keylane.metaserver", "--data", str(folder / "meta"), "--port", "0"
         )
@@ -50,7 +56,7 @@ class BenchCluster:
 
     def _start(self, module: str, *arguments: str) -> tuple[subprocess.Popen[str], str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True
+            [self._python, "-m", module, *arguments], stdout=subprocess.PIPE, text=True
         )
         self._stack.callback(process.wait)
         self._stack.callback(process.terminate)
@@ -81,7 +87,7 @@ class BenchCluster:
     def role(self, role: str, subject: str, count: int) -> subprocess.Popen[str]:
         """Start a measured process."""
         return subprocess.Popen(
-            [sys.executable, ROLES, role, self.meta, subject, str(count)],
+            [self._python, ROLES, role, self.meta, subject, str(count)],
             stdout=subprocess.PIPE,
             text=True,
         )

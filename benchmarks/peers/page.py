@@ -32,6 +32,7 @@ keylane and other systems, in turns in one run, with the same work on the same m
 What decides a comparison of a Python client with one in C is how fast the machine runs Python, so each run says how long an addition in a loop takes.
 
 """
+COPIED_OURS = "keylane-copies"
 SAME_KIND = 1.5
 """Two machines are of one kind if their times of an addition in a loop differ by less than this."""
 WORK = """\
@@ -70,13 +71,19 @@ Peak memory is that of a process since the take began: the producer's in `send`,
     make peers-home DIR=build/peers     # Debian's Redis and RabbitMQ, Kafka by Maven, NATS by Go, clients by pip
     make bench-peers ARGS="--home build/peers --json build/peers.json"
     make bench-peers ARGS="--json build/peers.json --write-docs"
+    make bench-peers ARGS="--home build/peers --systems copied --takes send,single,both,kib --json build/copied.json --write-docs"
 
 `--systems`, `--takes`, `--rounds` and `--quick` choose; a peer that is not there is named, and left out.
 Processor time is the figure that a busy machine changes least; rates are comparable within a run only.
 """
 LACKS = """\
-Beside figures, and true of any run: Kafka, RabbitMQ streams and NATS JetStream replicate messages to other servers, so that they outlive a disk, and keylane does not yet.
+Beside figures, and true of any run: where a server is lost for good, Kafka, RabbitMQ and NATS choose another leader by themselves; an operator promotes a [copy](do/warm-spare.md) of keylane's broker.
 They and Redis have clients in many languages, and years of use by many; keylane's client is Python's.
+"""
+COPIED = """\
+## With copies on several servers
+
+The same work, with acks that promise that several servers have a message. All of them run on this one machine, and its one disk and two cores do the work of three: a cluster of three hosts is faster, each system by a factor of its own.
 """
 
 
@@ -244,18 +251,54 @@ def _section_of(run: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def page_of(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Return the whole page; the last run says which systems there are."""
-    systems = runs[-1]["systems"]
-    about: list[str] = []
-    for name, system in systems.items():
+def _about(run: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what each system of a run is, promises and was set to."""
+    for name, system in run["systems"].items():
         versions = ", ".join(f"{what} {version}" for what, version in system["versions"].items())
         ack = Durability(system["durability"]).shown
-        about += [
-            f"* `{name}`: {system['title']} ({ack}). Its ack promises: {system['promise']}.",
-            f"  Versions: {versions}.",
-            f"  Settings: {system['settings']}.",
-        ]
+        yield f"* `{name}`: {system['title']} ({ack}). Its ack promises: {system['promise']}."
+        yield f"  Versions: {versions}."
+        yield f"  Settings: {system['settings']}."
+
+
+def copied_table(run: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the rows of a table of systems with copies, with the ratio by the best peer."""
+    medians = run["medians"]
+    systems = list(run["systems"])
+    peers = [system for system in systems if not system.startswith(OURS)]
+    head = ["what", *systems, "by the best"]
+    yield "| " + " | ".join(head) + " |"
+    yield "| " + " | ".join("---" for _ in head) + " |"
+    for name, figure in FIGURES.items():
+        if all(name not in medians[system] for system in systems):
+            continue
+        cells = [cell_of(name, system, medians[system]) for system in systems]
+        best = best_of(name, COPIED_OURS, medians, peers)
+        unit = f", {figure.unit}" if figure.unit else ""
+        yield "| " + " | ".join([f"{figure.what}{unit}", *cells, _best(best)]) + " |"
+
+
+def copied_lines(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the section of the systems with copies."""
+    if not runs:
+        return
+    yield COPIED
+    for run in runs:
+        yield f"### Three servers where an addition takes {loop_ns(run):.0f} ns"
+        yield ""
+        yield conditions_of(run)
+        yield from (f"* {line}" for line in missing_lines(run["missing"]))
+        yield ""
+        yield from copied_table(run)
+        yield ""
+    yield from _about(runs[-1])
+    yield ""
+
+
+def page_of(
+    runs: Sequence[Mapping[str, Any]], copied_runs: Sequence[Mapping[str, Any]] = ()
+) -> str:
+    """Return the whole page; the last run says which systems there are."""
     better = list(behind_lines(runs)) or ["In these runs no peer is ahead in any figure."]
     return "\n".join(
         [
@@ -282,8 +325,9 @@ def page_of(runs: Sequence[Mapping[str, Any]]) -> str:
             "",
             "For a server alone on its machine, with a disk.",
             "",
-            *about,
+            *_about(runs[-1]),
             "",
+            *copied_lines(copied_runs),
             "## Where they are better",
             "",
             *better,

@@ -1,6 +1,7 @@
 """Measures keylane beside its peers, in interleaved turns with the same work; prints a table,
 writes JSON and docs.
 
+`--systems copied` measures those of several servers; their figures are a section of the page.
 `--home DIR` has what `make peers-home` brought: jars of Kafka in `server/`, `bin/nats-server`,
 clients in `clients/`. `--json FILE` keeps the result, after each turn, and `--write-docs` makes
 docs/PEERS.md and its plot from it, without a run if there is no `--home`.
@@ -36,11 +37,21 @@ SYSTEMS = {
     "nats": "peers.systems.nats:Nats",
     "redis": "peers.systems.redis:Redis",
     "keylane-uvloop": "peers.systems.keylane:KeylaneUvloop",
+    "keylane-copies": "peers.systems.keylane:KeylaneCopies",
+    "kafka-replicated": "peers.systems.kafka:KafkaReplicated",
+    "rabbitmq-quorum": "peers.systems.rabbitmq_quorum:RabbitQuorum",
+    "nats-replicated": "peers.systems.nats:NatsReplicated",
 }
+COPIED = ("keylane-copies", "kafka-replicated", "rabbitmq-quorum", "nats-replicated")
+"""Those whose acks promise that several servers have a message; they are measured in a run of their
+own.
+"""
 USUAL = ("keylane", "kafka", "kafka-fsync", "rabbitmq", "nats-fsync", "redis-fsync")
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "docs" / "peers.jsonl"
 """The last run of each kind of machine, a line each."""
+COPIED_RUNS = ROOT / "docs" / "peers_copied.jsonl"
+"""The same of the systems with copies."""
 
 
 def class_of(name: str) -> type[System]:
@@ -66,6 +77,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="the file of the result")
     parser.add_argument("--write-docs", action="store_true")
     options = parser.parse_args()
+    if options.systems == "copied":
+        options.systems = ",".join(COPIED)
     options.systems, options.takes = options.systems.split(","), options.takes.split(",")
     for kind, given, known in (
         ("system", options.systems, SYSTEMS),
@@ -162,10 +175,22 @@ def main() -> None:
     for line in missing_lines(result["missing"]):
         print(line)
     if options.write_docs:
-        runs = kept_runs([json.loads(line) for line in RUNS.read_text().splitlines()], result)
-        RUNS.write_text("".join(f"{json.dumps(run)}\n" for run in runs))
-        (ROOT / "docs" / "PEERS.md").write_text(page_of(runs))
+        is_copied = set(result["systems"]) <= set(COPIED)
+        keep(COPIED_RUNS if is_copied else RUNS, result)
+        runs = runs_of(RUNS)
+        (ROOT / "docs" / "PEERS.md").write_text(page_of(runs, runs_of(COPIED_RUNS)))
         (ROOT / "docs" / PLOT).write_text(svg_of(runs[-1]))
+
+
+def runs_of(file: Path) -> list[dict[str, Any]]:
+    """Return the runs that a file has; none if there is no file."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def keep(file: Path, result: dict[str, Any]) -> None:
+    """Put a run in the place of that of the same kind of machine."""
+    runs = kept_runs(runs_of(file), result)
+    file.write_text("".join(f"{json.dumps(run)}\n" for run in runs))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from shutil import which
-from typing import Any
+from typing import Any, ClassVar
 
 from peers.durability import Durability
 from peers.measure import free_port, is_listening
@@ -29,16 +29,16 @@ from peers.systems.base import (
 CLUSTER = "a2V5bGFuZS1wZWVycy0xMQ"
 CONFIG = """\
 process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller}
+node.id={node}
+controller.quorum.voters={voters}
 controller.listener.names=CONTROLLER
 listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
 advertised.listeners=PLAINTEXT://127.0.0.1:{port}
 listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
 log.dirs={data}
 num.partitions=4
-offsets.topic.replication.factor=1
-transaction.state.log.replication.factor=1
+offsets.topic.replication.factor={nodes}
+transaction.state.log.replication.factor={nodes}
 transaction.state.log.min.isr=1
 group.initial.rebalance.delay.ms=0
 num.network.threads=3
@@ -83,6 +83,8 @@ class Kafka(System):
     )
     sends_per_second = 250_000
     more = ""
+    nodes = 1
+    topic_config: ClassVar[dict[str, str]] = {}
 
     @classmethod
     def missing_text(cls, home: Path) -> str:
@@ -103,17 +105,37 @@ class Kafka(System):
         }
 
     def start(self, folder: Path) -> None:
-        port, controller = free_port(), free_port()
-        config, logging = folder / "server.properties", folder / "log4j2.yaml"
-        config.write_text(
-            CONFIG.format(port=port, controller=controller, data=folder / "log", more=self.more)
-        )
+        logging = folder / "log4j2.yaml"
         logging.write_text(LOGGING)
         java = ["java", f"-Dlog4j2.configurationFile={logging}", "-cp", f"{self.home}/server/*"]
-        tool = [*java, "kafka.tools.StorageTool", "format", "-t", CLUSTER, "-c", str(config)]
-        subprocess.run(tool, check=True, capture_output=True)
+        ports = [(free_port(), free_port()) for _ in range(self.nodes)]
+        voters = ",".join(
+            f"{node}@127.0.0.1:{controller}" for node, (_, controller) in enumerate(ports, start=1)
+        )
+        for node, (port, controller) in enumerate(ports, start=1):
+            config = folder / f"server-{node}.properties"
+            config.write_text(
+                CONFIG.format(
+                    node=node,
+                    nodes=self.nodes,
+                    voters=voters,
+                    port=port,
+                    controller=controller,
+                    data=folder / f"log-{node}",
+                    more=self.more,
+                )
+            )
+            tool = [*java, "kafka.tools.StorageTool", "format", "-t", CLUSTER, "-c", str(config)]
+            subprocess.run(tool, check=True, capture_output=True)
+            self._start_node(folder / f"kafka-{node}.log", java, config)
+        self.where = {"servers": ",".join(f"127.0.0.1:{port}" for port, _ in ports)}
+        self.wait_until(lambda: all(is_listening(port) for port, _ in ports), "Kafka")
+        if self.nodes > 1:
+            self.wait_until(lambda: len(self._brokers()) == self.nodes, "the cluster of Kafka")
+
+    def _start_node(self, log: Path, java: list[str], config: Path) -> None:
         self.spawn(
-            folder / "kafka.log",
+            log,
             *java[:1],
             "-Xmx1G",
             "-Xms1G",
@@ -127,15 +149,27 @@ class Kafka(System):
             "kafka.Kafka",
             str(config),
         )
-        self.where = {"servers": f"127.0.0.1:{port}"}
-        self.wait_until(lambda: is_listening(port), "Kafka")
+
+    def _brokers(self) -> Sequence[int]:
+        from confluent_kafka.admin import AdminClient
+
+        admin = AdminClient({"bootstrap.servers": self.where["servers"]})
+        return list(admin.list_topics(timeout=10).brokers)
 
     def create(self, topics: Sequence[str], partitions: int) -> None:
         from confluent_kafka.admin import AdminClient, NewTopic
 
         admin = AdminClient({"bootstrap.servers": self.where["servers"]})
         made = admin.create_topics(
-            [NewTopic(topic, num_partitions=partitions, replication_factor=1) for topic in topics]
+            [
+                NewTopic(
+                    topic,
+                    num_partitions=partitions,
+                    replication_factor=self.nodes,
+                    config=self.topic_config,
+                )
+                for topic in topics
+            ]
         )
         for created in made.values():
             created.result(30)
@@ -151,6 +185,20 @@ class KafkaFsync(Kafka):
     settings = "as above, and broker: `log.flush.interval.messages=1`"
     sends_per_second = 150_000
     more = "log.flush.interval.messages=1"
+
+
+class KafkaReplicated(Kafka):
+    """Three nodes."""
+
+    title = "Kafka of three nodes, confluent-kafka"
+    promise = (
+        "in the page caches of all nodes in sync, at least two of three (`acks=all`, "
+        "`min.insync.replicas=2`)"
+    )
+    settings = "as those of one node; topics: `replication.factor=3`, `min.insync.replicas=2`"
+    sends_per_second = 100_000
+    nodes = 3
+    topic_config: ClassVar[dict[str, str]] = {"min.insync.replicas": "2"}
 
 
 class KafkaClient(Client):

@@ -17,6 +17,7 @@ from peers.systems.base import FIRST, KEYS, Client, Handling, Ready, System, fir
 IN_FLIGHT = 20_000
 """Receipts that a sending loop has not awaited yet."""
 GROUP = "peers"
+FOLDERS = 3
 
 
 class Keylane(System):
@@ -102,6 +103,36 @@ class KeylaneUvloop(Keylane):
     title = "keylane, uvloop"
     settings = "uvloop in the clients"
     loop = "uvloop"
+
+
+class KeylaneCopies(Keylane):
+    """Acks wait for two copies of the broker's folder."""
+
+    title = "keylane, three data folders"
+    promise = "written and fsynced by the broker and by two copies of its folder"
+    settings = "two followers, and `keylane broker copies g1 --wanted 3`"
+    sends_per_second = 200_000
+    senders = ("each", "all")
+    handlers = ("each",)
+
+    def start(self, folder: Path) -> None:
+        super().start(folder)
+        for number in range(1, FOLDERS):
+            self.spawn(
+                folder / f"follower-{number}.log",
+                *(sys.executable, "-P", "-m", "keylane.broker", "--follow", "true"),
+                *("--group", "g1", "--data", str(folder / f"copy-{number}")),
+                *("--meta", self.where["meta"]),
+            )
+        asyncio.run(self._wait_for_copies())
+
+    async def _wait_for_copies(self) -> None:
+        from keylane import Admin
+
+        async with asyncio.timeout(60), Admin(self.where["meta"]) as admin:
+            await admin.set_copies("g1", FOLDERS)
+            while len((await admin.copies("g1")).members) < FOLDERS - 1:
+                await asyncio.sleep(0.1)
 
 
 class KeylaneClient(Client):

@@ -73,25 +73,44 @@ class RabbitStreams(System):
         }
 
     def start(self, folder: Path) -> None:
-        amqp, stream, spread, names = free_port(), free_port(), free_port(), free_port()
-        # Without one that is there, the server leaves a daemon behind.
-        self.spawn(folder / "epmd.log", "epmd", "-port", str(names), "-address", "127.0.0.1")
-        self.wait_until(lambda: is_listening(names), "epmd")
+        names = self.start_names(folder)
+        amqp, stream = free_port(), free_port()
         (folder / "rabbitmq.conf").write_text(
             f"listeners.tcp.1 = 127.0.0.1:{amqp}\nstream.listeners.tcp.1 = 127.0.0.1:{stream}\n"
             f"stream.advertised_host = 127.0.0.1\nstream.advertised_port = {stream}\n"
         )
-        (folder / "enabled_plugins").write_text("[rabbitmq_stream].\n")
+        self.start_node(folder, folder, f"peers{stream}@localhost", names, "rabbitmq_stream")
+        self.where = {"port": stream}
+        self.wait_until(lambda: is_listening(stream), "RabbitMQ", 90)
+        time.sleep(1)  # it listens before it takes streams
+
+    def start_names(self, folder: Path) -> int:
+        """Start the name server of Erlang, without which a node leaves a daemon behind; return its
+        port.
+        """
+        names = free_port()
+        self.spawn(folder / "epmd.log", "epmd", "-port", str(names), "-address", "127.0.0.1")
+        self.wait_until(lambda: is_listening(names), "epmd")
+        return names
+
+    def start_node(self, home: Path, folder: Path, node: str, names: int, plugin: str) -> None:
+        """
+        Start a node with the `rabbitmq.conf` of a folder.
+
+        Args:
+            home: has the cookie that nodes of a cluster share.
+        """
+        (folder / "enabled_plugins").write_text(f"[{plugin}].\n")
         self.spawn(
             folder / "rabbitmq.log",
             str(server_program()),
-            RABBITMQ_NODENAME=f"peers{stream}@localhost",
+            RABBITMQ_NODENAME=node,
             RABBITMQ_CONFIG_FILE=str(folder / "rabbitmq"),
             RABBITMQ_MNESIA_BASE=str(folder / "data"),
             RABBITMQ_LOG_BASE=str(folder),
-            HOME=str(folder),
+            HOME=str(home),
             RABBITMQ_ENABLED_PLUGINS_FILE=str(folder / "enabled_plugins"),
-            RABBITMQ_DIST_PORT=str(spread),
+            RABBITMQ_DIST_PORT=str(free_port()),
             RABBITMQ_PID_FILE=str(folder / "pid"),
             RABBITMQ_ADVANCED_CONFIG_FILE=str(folder / "none"),
             RABBITMQ_CONF_ENV_FILE=str(folder / "none.conf"),
@@ -99,9 +118,6 @@ class RabbitStreams(System):
             ERL_EPMD_ADDRESS="127.0.0.1",
             ERL_EPMD_PORT=str(names),
         )
-        self.where = {"port": stream}
-        self.wait_until(lambda: is_listening(stream), "RabbitMQ", 90)
-        time.sleep(1)  # it listens before it takes streams
 
     def create(self, topics: Sequence[str], partitions: int) -> None:
         async def create() -> None:

@@ -163,3 +163,22 @@ def test_page_says_what_kind_of_run_it_was(result, load, quick, words):
 )
 def test_figure_is_shown_with_three_digits(value, text):
     assert format_value(value) == text
+
+
+def test_page_has_a_section_of_systems_with_copies_when_they_were_measured(result):
+    copied = result | {
+        "systems": {
+            "keylane-copies": about(2, "three folders"),
+            "kafka-replicated": about(1, "K3"),
+        },
+        "medians": {
+            "keylane-copies": {"sent_per_s": 900.0, "single_p50_ms": 1.0},
+            "kafka-replicated": {"sent_per_s": 300.0, "single_p50_ms": 0.5},
+        },
+    }
+    page = page_of([result], [copied])
+    assert "## With copies on several servers" in page
+    assert "| sent, every receipt awaited, a second | 900 | 300 | 3.00 (kafka-replicated) |" in page
+    assert "p50, ms | 1.00 | 0.50 | 0.50 (kafka-replicated) |" in page
+    assert "* `keylane-copies`: three folders (fsynced). Its ack promises:" in page
+    assert "With copies on several servers" not in page_of([result])
