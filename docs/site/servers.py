@@ -184,5 +184,6 @@ def limit_lines() -> Iterator[str]:
     for what, name, unit in LIMITS:
         yield f"| {what} | {f'{getattr(limits, name):,} {unit}'.strip()} | `{name}` |"
     yield ""
-    yield "keylane has no replication, and no transactions over several subjects. Programs in other"
-    yield "languages send and read over HTTP; consumer groups are for Python."
+    yield "No copy of a broker's data takes over by itself. There are no transactions over several"
+    yield "subjects. Programs in other languages send and read over HTTP; consumer groups are for"
+    yield "Python."

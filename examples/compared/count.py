@@ -13,7 +13,7 @@ BY_HAND = "by_hand.py"
 NONE = "none: it keeps them all"
 ORDER = "order of a key when partitions are added"
 VERSIONS = {
-    "keylane": ("with_keylane.py", NONE, "they are lost: there is one copy"),
+    "keylane": ("with_keylane.py", NONE, "they are lost, unless acks wait for copies"),
     "Kafka, aiokafka": ("with_aiokafka.py", ORDER, "replicas have them"),
     "Kafka, FastStream": (
         "with_faststream.py",

@@ -208,7 +208,7 @@ def test_identity_is_given_once(tmp_path):
     ("identity", "words"),
     [
         ('{"format":1,"broker_id":"x","broker_group":"g2"}', "belongs to broker group g2"),
-        ('{"format":2,"broker_id":"x","broker_group":"g1","new":1}', "format 2"),
+        ('{"format":9,"broker_id":"x","broker_group":"g1","new":1}', "format 9"),
         ("", "unreadable"),
         ("[]", "unreadable"),
         ("\0\0\0", "unreadable"),

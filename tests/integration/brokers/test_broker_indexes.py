@@ -177,7 +177,7 @@ def test_index_commands_rebuild_convert_and_compare(tmp_path):
         await append(client, 0, 20)
 
     asyncio.run(with_client(process, fill))
-    assert "a broker is using" in command("verify", str(data), status=1)
+    assert "a broker or a follower is using" in command("verify", str(data), status=1)
     process.kill()
     command("rebuild", str(data))
     assert str(20 * PARTITIONS) in command("switch", str(data), "--index", "rocksdb")
