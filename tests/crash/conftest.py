@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from support.brokers.broker_forks import Forks
+from support.brokers.spare import Spare
+from support.cluster import Cluster
 
 FIRST_PASSAGES, EVERY_PASSAGE = 2, 8
 
@@ -20,6 +22,14 @@ def forks() -> Iterator[Forks]:
     forks = Forks()
     yield forks
     forks.close()
+
+
+@pytest.fixture
+def spare(cluster: Cluster, tmp_path: Path) -> Iterator[Spare]:
+    """A follower of the cluster's broker group g1, not yet started."""
+    spare = Spare(cluster, tmp_path / "spare")
+    yield spare
+    spare.kill()
 
 
 @pytest.fixture(scope="session")

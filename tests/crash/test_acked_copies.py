@@ -7,33 +7,19 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from crash.test_warm_spare import Spare
 from keylane import Producer, Reader
 from keylane.admin import Admin
 from keylane.errors import KeylaneError
 from support.brokers.broker_process import BrokerProcess
+from support.brokers.spare import Spare
 from support.cluster import Cluster, eventually
 
 SUBJECT = "orders"
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(240)]
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path, brokers=1) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def spare(cluster: Cluster, tmp_path: Path) -> Iterator[Spare]:
-    spare = Spare(cluster, tmp_path / "spare")
-    yield spare
-    spare.kill()
+pytestmark = [pytest.mark.crash, pytest.mark.cluster(brokers=1), pytest.mark.timeout(240)]
 
 
 async def wait_for_members(meta: str, count: int) -> None:

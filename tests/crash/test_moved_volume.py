@@ -116,13 +116,6 @@ def key_at(route: Route, address: str) -> bytes:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """A cluster with the settings of a new installation."""
-    with Cluster(tmp_path) as cluster:
-        yield cluster
-
-
-@pytest.fixture
 def volume(cluster: Cluster, tmp_path: Path) -> Iterator[Volume]:
     volume = Volume(cluster, tmp_path)
     yield volume

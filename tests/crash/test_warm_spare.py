@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,40 +14,11 @@ from keylane import Producer, Reader
 from keylane.broker.offline.promotion import promote_candidate, read_candidate
 from keylane.broker.storage.fail_points import make_files
 from support.brokers.broker_process import BrokerProcess
+from support.brokers.spare import Spare, segments_of
 from support.cluster import Cluster, eventually
-from support.server_process import ServerProcess
 
 SUBJECT = "orders"
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(240)]
-
-
-class Spare:
-    """A follower of broker group g1, in a process of its own."""
-
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
-        self.folder = folder
-        self._arguments = (
-            *("--group", "g1", "--data", str(folder), "--meta", cluster.meta, "--follow", "true"),
-        )
-        self._process: ServerProcess | None = None
-
-    def start(self) -> None:
-        self._process = ServerProcess("keylane.broker", self._arguments)
-
-    def kill(self) -> None:
-        """Kill it with SIGKILL."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.send_signal(signal.SIGKILL)
-            process.stdout.close()
-            process.wait(60)
-
-    def segments(self) -> dict[str, bytes]:
-        return segments_of(self.folder)
-
-
-def segments_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted((folder / "log").glob("*.log"))}
+pytestmark = [pytest.mark.crash, pytest.mark.cluster(brokers=1), pytest.mark.timeout(240)]
 
 
 def is_copy_of(folder: Path, copy: Path) -> bool:
@@ -58,19 +27,6 @@ def is_copy_of(folder: Path, copy: Path) -> bool:
     return mine.keys() == copied.keys() and all(
         data.rstrip(b"\0") == copied[name].rstrip(b"\0") for name, data in mine.items()
     )
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path, brokers=1) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def spare(cluster: Cluster, tmp_path: Path) -> Iterator[Spare]:
-    spare = Spare(cluster, tmp_path / "spare")
-    yield spare
-    spare.kill()
 
 
 async def send(meta: str, start: int, count: int) -> None:
