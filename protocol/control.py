@@ -443,6 +443,10 @@ class OwnerView(Struct, frozen=True, kw_only=True):
     session: str | None = None
     client: str | None = None
     expires_in_ms: int | None = None
+    hands_over_to: str | None = None
+    """The consumer that gets the partition as soon as the owner has handed it over; None if it need
+    not.
+    """
 
 
 class GroupMember(Struct, frozen=True, kw_only=True):
@@ -457,6 +461,10 @@ class GroupMember(Struct, frozen=True, kw_only=True):
     """The time until its leases end unless it sends a heartbeat, in milliseconds."""
     suspended: bool = False
     """True if it does not want any partitions, or if an operator has suspended it or its group."""
+    filter: str = ""
+    """The text of its `MessageFilter`; "" if it has none, or if not reported."""
+    unreached: tuple[str, ...] = ()
+    """The broker groups to which it cannot connect although the cluster reports them as alive."""
 
 
 class EndedMember(Struct, frozen=True, kw_only=True):
@@ -483,6 +491,22 @@ class GivenUpPartition(Struct, frozen=True, kw_only=True):
     """The maximum number of messages that the group may have lost; None if unknown, for example
     because the partition was open.
     """
+
+
+class WaitingProducer(Struct, frozen=True, kw_only=True):
+    """A producer that waits for a broker, as it tells the metaserver from which it awaits another
+    route.
+    """
+
+    client: ShortText
+    """The host and the process id of the producer."""
+    broker_group: ShortText
+    messages: Count
+    """The number of messages that it has not stored because of that."""
+    waiting_ms: Count
+    """The time since it sent the oldest of them, in milliseconds."""
+    reason: ShortText
+    """Why it waits, as a text for users."""
 
 
 class GroupView(Struct, frozen=True, kw_only=True):
@@ -513,6 +537,10 @@ class GroupView(Struct, frozen=True, kw_only=True):
     """
     ended: EndedMember | None = None
     """The member that ended last; None if there is none, or if not reported."""
+    waiting_producers: tuple[WaitingProducer, ...] = ()
+    """The producers of the subject that wait for a broker, as far as they have told the metaserver
+    that answers.
+    """
 
 
 class DeleteGroup(Struct, frozen=True, kw_only=True):
@@ -680,6 +708,12 @@ class PartitionStatus(Struct, frozen=True, kw_only=True):
     """
     holds: tuple[HoldView, ...] = ()
     """The holds of jobs against retention. Not set in a page of partitions."""
+    limited_by: str = ""
+    """The quota for which calls that send or pull messages of the subject wait at the broker, such
+    as "bytes of principal 'shop'"; "" if they do not. Not set in a page of partitions.
+    """
+    limited_ms: int = 0
+    """How long they wait for it, in milliseconds."""
     ended_at_ms: int = 0
     """In the response to a seal, an upper bound of the times of the partition's messages, in
     milliseconds since 1970; 0 if not reported.

@@ -3,6 +3,7 @@
 SetCopies       an operator: how many folders the group is to have
 ChangeCopySet   the group's broker: which copies have everything that it has acked
 PromoteCopy     an operator: a copy takes the place of the broker's folder
+TakeOver        a copy: it takes the place of the broker's folder, because the broker is gone
 """
 
 from __future__ import annotations
@@ -78,3 +79,18 @@ class PromoteCopy(Struct, frozen=True, kw_only=True):
     """The end of the copy's log, in bytes."""
     lose: bool = False
     """True if what the copy lacks may be lost: it is promoted although acks did not wait for it."""
+
+
+class TakeOver(Struct, frozen=True, kw_only=True):
+    """
+    Let the copy that asks take the place of the broker's data folder, because it cannot reach the
+    broker. The response is the CopySet.
+
+    A repeat for the same copy changes nothing.
+    """
+
+    copy_id: CopyId
+    broker_id: str
+    """The id of the data folder that it is a copy of."""
+    log_end: int
+    """The end of the copy's log, in bytes."""

@@ -49,7 +49,7 @@ from .control import (
     Suspend,
     SwitchGroup,
 )
-from .copies import ChangeCopySet, CopySet, PromoteCopy, SetCopies
+from .copies import ChangeCopySet, CopySet, PromoteCopy, SetCopies, TakeOver
 from .groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
 from .http.access import (
     AskCapability,
@@ -96,10 +96,12 @@ from .progress import (
 )
 from .queues import QueueList
 from .reading.bounds import AskBounds, BoundsList
+from .reading.newest import NewestMessage
 from .reprocess.holds import Held, SetHold
 from .routing import Route
 from .scheduled.receipt import CanceledScheduled, ScheduledList, ScheduledPage
 from .verification import Verification
+from .why import Explanation
 
 DATA_PATH = "/v1/data"
 """The path at which a client opens a connection to a broker's data plane, whose frames are in
@@ -214,6 +216,15 @@ PROMOTE_COPY = Endpoint(
     "Let a copy take the place of the broker's data folder.",
     idempotent=True,
 )
+TAKE_OVER = Endpoint(
+    "POST",
+    "/v1/brokers/{group}/copies/take-over",
+    TakeOver,
+    CopySet,
+    Rights.CLUSTER,
+    "Let the copy that asks take the place of a broker's data folder that is gone.",
+    idempotent=True,
+)
 CREATE_SUBJECT = Endpoint(
     "POST",
     "/v1/subjects",
@@ -250,8 +261,9 @@ ROUTE = Endpoint(
     None,
     Route,
     Rights.ANY,
-    "The route; waits up to wait_ms for a version that differs from known_version.",
-    query=("known_version", "wait_ms", "order_strategy", "subject_id"),
+    "The route; waits up to wait_ms for a version that differs from known_version. A producer says "
+    "in `waiting` for which brokers it waits.",
+    query=("known_version", "wait_ms", "order_strategy", "subject_id", "waiting"),
 )
 DELETE_SUBJECT = Endpoint(
     "POST",
@@ -335,6 +347,16 @@ GROUPS = Endpoint(
     GroupList,
     Rights.ANY,
     "The consumer groups of a subject.",
+)
+WHY = Endpoint(
+    "GET",
+    "/v1/subjects/{subject}/groups/{group}/why",
+    None,
+    Explanation,
+    Rights.ANY,
+    "Why messages do not arrive at a consumer group, and what to do; with a key, why those of this "
+    "key do not.",
+    query=("key", "key_base64"),
 )
 SWITCH_GROUP = Endpoint(
     "POST",
@@ -670,6 +692,16 @@ PARTITION_BOUNDS = Endpoint(
     "First and end offsets of partitions, and the offsets of times and consumer groups in them.",
     idempotent=True,
 )
+NEWEST_MESSAGE = Endpoint(
+    "GET",
+    "/v1/partitions/{id}/newest",
+    None,
+    NewestMessage,
+    Rights.READ,
+    "The newest message, without its value; `key`, in hexadecimal: the newest of this order key. "
+    "`group`: whether this group has acked it.",
+    query=("key", "group"),
+)
 SEAL = Endpoint(
     "POST",
     "/v1/partitions/{id}/seal",
@@ -740,8 +772,9 @@ PARKED = Endpoint(
     None,
     ParkedList,
     Rights.READ,
-    "A page of the keys that a consumer group has parked on a partition.",
-    query=("group", "first", "count", "retrying"),
+    "A page of the keys that a consumer group has parked on a partition. `key`, in hexadecimal: "
+    "only this order key, and unordered messages of any key.",
+    query=("group", "first", "count", "key", "retrying"),
 )
 PARKED_OFFSETS = Endpoint(
     "GET",
@@ -844,6 +877,7 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     SET_COPIES,
     CHANGE_COPY_SET,
     PROMOTE_COPY,
+    TAKE_OVER,
     CREATE_SUBJECT,
     AUTO_CREATE,
     SUBJECTS,
@@ -858,6 +892,7 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     LEAVE,
     GROUP,
     GROUPS,
+    WHY,
     SWITCH_GROUP,
     CREATE_GROUP,
     GROUP_SETTINGS,
@@ -886,6 +921,7 @@ BROKER: tuple[Endpoint[Any], ...] = (
     PARTITION,
     OFFSET_AT,
     PARTITION_BOUNDS,
+    NEWEST_MESSAGE,
     SEAL,
     SET_CURSOR,
     REGISTER_GROUPS,

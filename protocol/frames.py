@@ -320,7 +320,7 @@ class Follow(Frame, frozen=True, array_like=True, tag=25):
     copy_id: str
     """The random id of the copy."""
     position: int
-    """The end of the copy's log, which is durable there; -1 if it has none yet."""
+    """Where the bytes begin that it needs; -1 if it has none yet."""
     bytes_max: int
     wait_ms: int
     """How long the broker waits for bytes beyond `position`, as in Pull."""
@@ -332,6 +332,10 @@ class Follow(Frame, frozen=True, array_like=True, tag=25):
     """Their CRC-32C."""
     follower: str = ""
     """A random name of the follower's process."""
+    unsynced_bytes: int = 0
+    """How many bytes before `position` are not durable at the copy yet, because it is about to
+    store an answer.
+    """
 
 
 class Challenge(Frame, frozen=True, array_like=True, tag=22):

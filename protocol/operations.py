@@ -216,6 +216,10 @@ class PartitionHistory(Struct, frozen=True, kw_only=True):
     """True if its children were opened while its broker was silent."""
     lost: bool = False
     """True if its loss was accepted. Its messages are no longer read."""
+    opened_ms: int | None = None
+    """The time at which the route began to contain it, in milliseconds since 1970 by the database's
+    calendar. None if it is not open yet, was opened by keylane 0.2, or was restored by a rebuild.
+    """
 
     @property
     def is_gone(self) -> bool:

@@ -53,6 +53,8 @@ _STAMP = struct.Struct("<QQ")
 _STAMP_AT = 32
 _STAMP_TIME = struct.Struct("<q")
 _STAMP_TIME_AT = 64
+_SENT = struct.Struct("<I8xQ16xq")
+_SENT_AT = 20
 _U32 = struct.Struct("<I")
 RECORD_BYTES_MAX = BATCH_BYTES_MAX
 assert _LAYOUT.size == HEADER_BYTES
@@ -310,6 +312,14 @@ def is_batch(
         and crc32c.crc32c(view[start + 8 : start + HEADER_BYTES]) == fields[1]
         and crc32c.crc32c(view[start + HEADER_BYTES : start + length]) == fields[7]
     )
+
+
+def last_sent(batch: bytes | bytearray | memoryview) -> tuple[int, int]:
+    """Return the offset of the last message of a stored batch, and the time at which it was sent,
+    by its producer's clock, in nanoseconds since 1970. The header is not checked.
+    """
+    count, base_offset, sent_at_ns = _SENT.unpack_from(batch, _SENT_AT)
+    return base_offset + count - 1, sent_at_ns
 
 
 def stamp_record(

@@ -74,6 +74,16 @@ def format_seconds(ms: int) -> str:
     return f"{ms / 1000:.1f} s" if ms < 10_000 else f"{ms // 1000} s"
 
 
+def format_age(ms: int) -> str:
+    """Format milliseconds as seconds, minutes, hours or days, whichever reads best."""
+    if ms < 120_000:
+        return format_seconds(ms)
+    for unit_ms, unit, limit in ((60_000, "min", 120), (3_600_000, "h", 48)):
+        if ms < limit * unit_ms:
+            return f"{ms // unit_ms} {unit}"
+    return f"{ms // 86_400_000} days"
+
+
 def format_time(time_ms: int) -> str:
     """Format a time as ISO 8601 in UTC; as a number if it is outside the range of datetime."""
     try:

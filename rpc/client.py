@@ -5,10 +5,11 @@ automatically.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
+from msgspec import json
 from msgspec.structs import replace
 
 from ..protocol import endpoints
@@ -20,6 +21,7 @@ from ..protocol.control import (
     Health,
     PartitionStatusList,
     SubjectView,
+    WaitingProducer,
 )
 from ..protocol.errors import Reason, SubjectUnknownError, UnfinishedError, UnreachableError
 from ..protocol.frames import (
@@ -122,6 +124,7 @@ class MetaClient(Metaservers):
         wait_ms: int = 0,
         order_strategy: OrderStrategy | None = None,
         subject_id: int = 0,
+        waiting: Sequence[WaitingProducer] = (),
     ) -> Route:
         """
         Return the route. Waits up to `wait_ms` for a version above `known_version`.
@@ -130,12 +133,14 @@ class MetaClient(Metaservers):
             order_strategy: the expected order strategy; None skips the check.
             subject_id: the id from the known route, so that a later subject with the same name is
                 refused; 0 accepts any.
+            waiting: what the caller, a producer, waits for meanwhile, for operators.
         """
         query = {
             "known_version": known_version,
             "wait_ms": wait_ms,
             "order_strategy": order_strategy,
             "subject_id": subject_id or None,
+            "waiting": json.encode(waiting).decode() if waiting else None,
         }
         return await self.call(endpoints.ROUTE, query=query, wait_ms=wait_ms, subject=subject)
 

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import random
 import secrets
+import socket
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from ..protocol.clock import Clock, SystemClock
+from .loop_binding import process_id
 from .network import Network
 from .stop_signals import Stopping, StopSignals
 
@@ -50,6 +52,11 @@ class Environment:
 
 AMBIENT: ContextVar[Environment | None] = ContextVar("keylane environment", default=None)
 """The environment of the running program, if it has its own."""
+
+
+def process_name() -> str:
+    """Return the host's name and the process id, by which operators know a client."""
+    return f"{socket.gethostname()}:{process_id()}"
 
 
 def environment_of(given: Environment | None) -> Environment:

@@ -42,7 +42,12 @@ from ..protocol.http.access import AskCapability, Capabilities
 from ..protocol.http.bodies import encode_json
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
-from ..protocol.membership.versions import VERSION, VERSION_HEADER, check_server
+from ..protocol.membership.versions import (
+    REQUEST_ID_HEADER,
+    VERSION,
+    VERSION_HEADER,
+    check_server,
+)
 from ..protocol.text import parse_number
 from .access.credentials import (
     CapabilityCredential,
@@ -375,11 +380,12 @@ class HttpNetwork:
                 if waited_ms is not None and waited_ms < 10_000_000:
                     self.throttling.record(address, waited_ms, "requests")
                 version = response.headers.get(VERSION_HEADER)
+                request_id = response.headers.get(REQUEST_ID_HEADER)
                 self._record_response(address)
         except _NO_CONNECTION as error:
-            raise self._explain(tls_problem(address, error)) or NotSentError(
-                f"cannot reach {address}: {reason(error)}", address=address
-            ) from cause(error)
+            not_sent = NotSentError(f"cannot reach {address}: {reason(error)}", address=address)
+            not_sent.is_refused = isinstance(cause(error), ConnectionRefusedError)
+            raise self._explain(tls_problem(address, error)) or not_sent from cause(error)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise await self._failure_error(address, method, path, error) from cause(error)
         if status == 200:  # otherwise the server's own error is more specific
@@ -394,7 +400,13 @@ class HttpNetwork:
                 f"server: {error}",
                 address=address,
             ) from error
-        raise refusal.error()
+        refused = refusal.error()
+        if isinstance(refused, InvalidRequestError) and refused.unknown_call and version != VERSION:
+            text = f"{refused.message}: it is keylane {version or 'of an unknown version'}"
+            refused = refused.copy(message=f"{text[:400]}, and this client is {VERSION}")
+        if request_id:  # beside the details, which are the server's
+            vars(refused)["request_id"] = request_id
+        raise refused
 
     async def _failure_error(
         self, address: str, method: str, path: str, error: Exception

@@ -22,6 +22,8 @@ from typing import Any
 from ..protocol.errors import KeylaneError, MissingExtraError
 from ..protocol.errors.failures import few_files_error
 from .operating.log_lines import log_to
+from .operating.service_manager import notify, watchdog_loop
+from .race import start_task
 
 log = logging.getLogger("keylane.rpc")
 
@@ -55,14 +57,15 @@ class Stop(enum.StrEnum):
 def run_program(
     main: Callable[[asyncio.Event], Awaitable[None]],
     *,
-    log_level: str = "WARNING",
+    log_level: str = "INFO",
     log_format: str = "text",
     log_fields: Mapping[str, object] | None = None,
     on_reload: Callable[[], None] | None = None,
     on_stop: Callable[[Stop], None] = lambda _stop: None,
 ) -> int:
     """
-    Run `main(stop)` on uvloop until it returns. SIGTERM and SIGINT set `stop`.
+    Run `main(stop)` on uvloop until it returns. SIGTERM and SIGINT set `stop`. A service manager
+    is told that the event loop runs, and that the program stops.
 
     Args:
         log_format, log_fields: see `log_lines.log_to`.
@@ -89,13 +92,18 @@ def run_program(
         def request_stop() -> None:
             if not stop.is_set():
                 stop.set()
+                notify("STOPPING=1")
                 on_stop(Stop.STOPPING)
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, request_stop)
         if on_reload is not None:
             loop.add_signal_handler(signal.SIGHUP, on_reload)
-        await main(stop)
+        watchdog = start_task(watchdog_loop())
+        try:
+            await main(stop)
+        finally:
+            watchdog.cancel()
         return stop.is_set()
 
     try:
@@ -157,17 +165,21 @@ def _check_open_files() -> None:
 
 def announce_ready(program: str, address: str) -> None:
     """
-    Announce in one JSON line on standard output that this program is listening at `address`.
+    Announce in one JSON line on standard output, and to a service manager, that this program is
+    listening at `address`.
 
     A broker starts to listen before a metaserver has registered it; `/health/ready` tells whether
     clients can use it.
     """
     print(json.dumps({"ready": True, "program": program, "address": address}), flush=True)
+    log.info("listens at %s", address)
+    notify(f"READY=1\nSTATUS=serves at {address}")
 
 
 def announce_stop(program: str, stop: Stop) -> None:
     """Announce in one JSON line on standard output that this program is stopping or has stopped."""
     print_line(json.dumps({stop: True, "program": program}))
+    log.info("%s", stop)
 
 
 def print_line(line: str) -> None:

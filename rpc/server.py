@@ -58,7 +58,12 @@ from ..protocol.http.endpoint import Endpoint, Rights
 from ..protocol.http.openapi import openapi_document
 from ..protocol.ids import MAX_I64
 from ..protocol.limits import CONNECTIONS_MAX, CONTROL_BYTES_MAX
-from ..protocol.membership.versions import VERSION, VERSION_HEADER, check_client
+from ..protocol.membership.versions import (
+    REQUEST_ID_HEADER,
+    VERSION,
+    VERSION_HEADER,
+    check_client,
+)
 from ..protocol.text import describe_invalid_value, parse_number
 from .access.guard import CALLER, Guard, GuardedReply
 from .access.peers import peer_of
@@ -76,7 +81,9 @@ from .intake import (
 )
 from .listening import cannot_listen, check_loopback, check_port
 from .origin import check_fetch_site, check_host, check_origins
+from .pages import PageRequest, PageRoute, parse_form, send_answer
 from .plane.data_plane import STUCK_S, Begin, DataHandler, DataPlane
+from .request_ids import REQUEST_ID, log_fault, new_request_id
 from .tls.contexts import ServerTls
 from .tls.settings import ServingSettings
 
@@ -175,6 +182,7 @@ def status_of(error: KeylaneError) -> int:
     return 503 if error.retry is RetryRule.LATER else 400
 
 
+TimeCall = Callable[[Endpoint[Any]], Callable[[], None]]
 RefuseRequest = Callable[..., web.Response]
 """A function that returns the response for an error, with the given HTTP status or the error's
 own.
@@ -195,8 +203,9 @@ def _error_response(error: KeylaneError, status: int | None = None) -> web.Respo
 
 
 async def _add_version(_request: web.Request, response: web.StreamResponse) -> None:
-    """Add this server's version to a response."""
+    """Add this server's version and the request's id to a response."""
     response.headers[VERSION_HEADER] = VERSION
+    response.headers[REQUEST_ID_HEADER] = REQUEST_ID.get()
 
 
 async def _read_body(request: web.Request, body_s: float) -> bytes:
@@ -301,6 +310,21 @@ def _control_handler(
     return handle_while_connected if endpoint.is_get else handle
 
 
+def _timed(route: ControlRoute, time_call: TimeCall) -> ControlRoute:
+    """Return the route with a handler that is timed, unless a call waits for a change."""
+
+    async def handle(body: Any, params: Params) -> object:
+        if getattr(body, "wait_ms", 0) or params.get("wait_ms", "0") != "0":
+            return await route.handler(body, params)
+        end_call = time_call(route.endpoint)
+        try:
+            return await route.handler(body, params)
+        finally:
+            end_call()
+
+    return replace(route, handler=handle)
+
+
 def _action_text(request: web.Request) -> str:
     """Return the method and route of a request for the audit log, without the values in its
     path.
@@ -378,17 +402,22 @@ class Server:
         stuck_s: float = STUCK_S,
         limits: HttpLimits | None = None,
         on_refusal: Callable[[KeylaneError], None] = lambda _error: None,
+        time_call: TimeCall = lambda _endpoint: lambda: None,
         serving: ServingSettings | None = None,
         tls: ServerTls | None = None,
         guard: Guard | None = None,
         data_connections_max: int = CONNECTIONS_MAX,
+        pages: Sequence[PageRoute] = (),
     ) -> None:
         """
         Args:
             routes: the control calls and their handlers.
+            pages: the pages for people.
             data_handler: answers a data-plane request; None if there is no data plane.
             data_begin: answers a request without a task if possible; see `DataService.begin`.
             on_refusal: called with each error that is sent.
+            time_call: called before a control call is handled; the function that it returns is
+                called afterwards.
             data_connections_max: the maximum number of data-plane connections; with a guard, it is
                 reduced to half of the files that the process may open.
             serving: the settings of the server; None for loopback only, without TLS.
@@ -411,13 +440,17 @@ class Server:
         app.on_response_prepare.append(_add_version)
         for route in routes:
             handler = _control_handler(
-                route,
+                _timed(route, time_call),
                 self._limits.body_s,
                 self._refuse,
                 guard,
                 by_certificate=self._serving.tls_client_principals,
             )
             app.router.add_route(route.endpoint.method, route.endpoint.path, handler)
+        for page_route in pages:
+            serve = partial(self._serve_page, page_route)
+            for method in ("GET", "POST"):
+                app.router.add_route(method, page_route.prefix + "{rest:(/.*)?}", serve)
         if data_handler is not None:
             self._plane = DataPlane(
                 data_handler,
@@ -440,8 +473,38 @@ class Server:
         self.host = ""
         self.port = 0
 
+    async def _serve_page(self, route: PageRoute, request: web.Request) -> web.StreamResponse:
+        """Answer a request for a page."""
+
+        async def identify(token: str) -> str:
+            if self._guard is None:
+                return ""
+            try:
+                caller = await self._guard.caller(READ_METRICS, (f"Bearer {token}",))
+            except KeylaneError as error:
+                self._guard.record_refusal(request.remote or "", _action_text(request), error)
+                raise
+            take_connection_slot(request, "" if caller.is_server else caller.principal)
+            return caller.principal
+
+        body = b"" if request.method == "GET" else await _read_body(request, self._limits.body_s)
+        answer = await route.handler(
+            PageRequest(
+                method=request.method,
+                path=request.match_info["rest"],
+                query=request.query,
+                cookies=request.cookies,
+                form=parse_form(request.content_type, body),
+                is_secure=self._tls is not None,
+                identify=identify,
+            )
+        )
+        with cancelled_on_disconnect(request):
+            return await send_answer(request, answer, write_s=self._limits.answer_s)
+
     def _refuse(self, error: KeylaneError, status: int | None = None) -> web.Response:
         self._on_refusal(error)
+        log.debug("a call is refused: %s", error.message)
         return _error_response(error, status)
 
     def _refuse_unrouted(
@@ -480,9 +543,10 @@ class Server:
     async def _limit_answer_time(
         self, request: web.Request, handler: Handler
     ) -> web.StreamResponse:
-        """Write the response here instead of in aiohttp, to limit the time that the client takes to
-        read it.
+        """Give the request an id. Write the response here instead of in aiohttp, to limit the time
+        that the client takes to read it.
         """
+        REQUEST_ID.set(new_request_id())
         reservation = begin_answer(self._http_budget.for_connection())
         try:
             response = await handler(request)
@@ -535,9 +599,8 @@ class Server:
             return self._refuse_unrouted(request, InvalidRequestError(text), error.status)
         except ClientConnectionResetError:  # nobody is left to read this response
             return _error_response(InternalError())
-        except Exception:
-            log.exception("%s %s failed", request.method, request.path)
-            return self._refuse(InternalError())
+        except Exception as error:  # noqa: BLE001 - logged as a bug
+            return self._refuse(log_fault(log, f"{request.method} {request.path}", error))
 
     @web.middleware
     async def _check_headers(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar, get_type_hints
 
 from ..protocol.errors import ConfigError
 from ..protocol.settings import check_no_problems
-from ..protocol.text import parse_number
+from ..protocol.text import mask_password, parse_number
 from .reasons import reason
 
 Settings = TypeVar("Settings")
@@ -55,6 +55,13 @@ class Setting:
     """Where the value comes from: the default, or the name of the file, variable or flag."""
     text: str
     """The description of the setting."""
+
+    @property
+    def shown(self) -> object:
+        """The value for people: a path as text, and no password of a URL."""
+        if isinstance(self.value, Path):
+            return str(self.value)
+        return mask_password(self.value) if isinstance(self.value, str) else self.value
 
 
 class SettingSources(Generic[Settings]):

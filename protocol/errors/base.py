@@ -81,6 +81,8 @@ class KeylaneError(Exception):
     summary: str = "keylane failed"
     hint: str = ""
     """The hint of the reason, or of the class, unless the error has a hint of its own."""
+    request_id = Detail(str)
+    """The id under which the log of a server has lines about the request; None if unknown."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -109,6 +109,8 @@ class NotSentError(UnreachableError):
     summary = "cannot reach the server"
     hint = "Check that it is running, and that this is its address. keylane dev starts a cluster."
     address = Detail(str)
+    is_refused: bool = False
+    """True if the machine has answered that no program listens at the address."""
     broker_group = Detail(str)
     partition_id = Detail(int)
 

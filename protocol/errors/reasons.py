@@ -87,6 +87,38 @@ class Reason(enum.Enum):
     """The folder for a new cluster already contains files, or cannot be written. Nothing in it was
     changed.
     """
+    HOST_KNOWN = (
+        1369,
+        "ConfigError",
+        "the cluster has this host already",
+        "`keylane cluster check --folder DIR` says what is left to do for it.",
+    )
+    """A host was to be added that the cluster has. Nothing was changed."""
+    HOST_UNKNOWN = (
+        1370,
+        "ConfigError",
+        "the cluster has no such host",
+        "A host is a folder in the folder of the cluster, as `keylane cluster init` made it.",
+    )
+    """The folder of a cluster has no such host. Nothing was changed."""
+    HOST_IN_USE = (
+        1371,
+        "ConfigError",
+        "the cluster still needs the host",
+        "Leave its programs running, and run the command again later.",
+    )
+    """A host was to be removed that still stores partitions, or has the only metaserver. Its files
+    and tokens were not changed.
+    """
+    AUTHORITY_IN_USE = (
+        1372,
+        "ConfigError",
+        "certificates of the authority are still in use",
+        "Bring the new files to the hosts that are named, and run the command again.",
+    )
+    """An authority was to be removed, or to sign, before every server was ready for that. Nothing
+    was changed.
+    """
     TOKEN_INVALID = (
         1353,
         "ConfigError",
@@ -1166,9 +1198,14 @@ class Reason(enum.Enum):
             "GROUP --accept-loss"
         ),
     )
-    """A broker reports for a broker group that has another data folder, or its data folder is a
-    copy.
-    """
+    """A broker reports for a broker group that has another data folder."""
+    FOLDER_IN_USE = (
+        1235,
+        "FolderRefusedError",
+        "the data folder of the broker group is in use elsewhere, and this one is a copy of it",
+        "With failover the broker becomes a copy by itself in a second. Otherwise stop it.",
+    )
+    """A broker is started on a copy of a data folder while a broker serves the folder."""
     FOLDER_BEHIND = (
         1220,
         "FolderRefusedError",

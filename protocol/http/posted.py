@@ -92,7 +92,7 @@ def posted_messages(body: bytes, params: Mapping[str, str]) -> list[PostedMessag
             POSTED_MESSAGES_MAX messages.
     """
     content = params.get(CONTENT_TYPE, RAW).partition(";")[0].strip().lower()
-    key = _requested_key(params)
+    key = requested_key(params)
     if content == JSON or content in _NDJSON_NAMES:
         if key is not None:
             raise InvalidRequestError(f"the key of a message in {content} is in its object")
@@ -110,8 +110,13 @@ def posted_messages(body: bytes, params: Mapping[str, str]) -> list[PostedMessag
     ]
 
 
-def _requested_key(params: Mapping[str, str]) -> bytes | None:
-    """Return the order key that a request gives in its query or a header, or None."""
+def requested_key(params: Mapping[str, str]) -> bytes | None:
+    """
+    Return the order key that a request gives in its query or a header, or None.
+
+    Raises:
+        InvalidRequestError: the key is given twice, empty, or not text or base64.
+    """
     given_names = [name for name in ("key", "key_base64", KEY_HEADER) if name in params]
     if len(given_names) > 1:
         raise InvalidRequestError(f"the key is given more than once: {', '.join(given_names)}")
@@ -120,8 +125,8 @@ def _requested_key(params: Mapping[str, str]) -> bytes | None:
     text = params[given_names[0]]
     if not text:  # for example because a variable in a script is empty
         raise InvalidRequestError(
-            f"{given_names[0]} is empty: leave it out to store the message without a "
-            f"key, which has no order"
+            f"{given_names[0]} is empty: leave it out for messages without a key, which have no "
+            "order"
         )
     if given_names[0] == "key" and "\ufffd" in text:  # it replaces bytes that are not UTF-8
         raise InvalidRequestError("the key is not text: give its bytes as key_base64")

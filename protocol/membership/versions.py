@@ -25,6 +25,8 @@ from ..errors import InvalidRequestError, Reason, VersionError
 VERSION = "0.3.0"
 """The version of this program; the same as in `pyproject.toml`."""
 VERSION_HEADER = "Keylane-Version"
+REQUEST_ID_HEADER = "Keylane-Request-Id"
+"""The header of an answer with the id that the log of the server has in its lines about it."""
 """The HTTP header that contains the version, in requests and answers. Only keylane's clients send
 it.
 """

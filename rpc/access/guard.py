@@ -21,6 +21,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 from ...protocol.access.quota import Quota
+from ...protocol.access.rights import allows
 from ...protocol.clock import Clock
 from ...protocol.errors import (
     KeylaneError,
@@ -90,6 +91,18 @@ FETCH_FRAMES = frozenset({Pull, PullShared, Read})
 _LEASE_RIGHTS = frozenset({Rights.CONSUME, Rights.KNOWN})
 """The rights for the calls with which group members keep their leases."""
 CALLER: ContextVar[Caller] = ContextVar("the caller of the request", default=UNKNOWN_CALLER)
+
+
+def is_allowed(right: Rights, subject: str) -> bool:
+    """
+    Return True if the caller of the request in progress has a right on a subject, or if access
+    control is off.
+
+    Not for calls with Rights.OPEN, whose callers are not identified.
+    """
+    caller = CALLER.get()
+    return caller is UNKNOWN_CALLER or allows(caller.grants, right, subject)
+
 
 Identify = Callable[[str], Awaitable[Caller]]
 """A function that returns the caller who sent this text after `Bearer`. Raises UnauthenticatedError
@@ -315,9 +328,17 @@ class Guard:
             self.pacing.consume_subject(subject, rate, size, now_ms)
             if delay.ms:
                 self.pacing.record_wait(caller.principal, delay)
+                self.pacing.note_limited(subject, delay, now_ms)
                 await asyncio.sleep(delay.ms / 1000)
                 waited_ms += delay.ms
         return round(waited_ms)
+
+    def limited(self, subject: str) -> tuple[str, int]:
+        """Return the quota for which calls about a subject wait now, and for how long, in
+        milliseconds; "" and 0 if they do not wait.
+        """
+        delay = self.pacing.limited(subject, self._clock.boot_ms())
+        return delay.limit, round(delay.ms)
 
     def charge(self, caller: Caller, size: int) -> None:
         """Count the bytes of a request or an answer against the caller's quota."""
@@ -518,12 +539,16 @@ class ConnectionAccess:
         subject, rate = self._subject_rate(request)
         if not (rate or caller.has_quotas):
             return NO_DELAY
+        now_ms = self._boot_ms()
         delay = self._guard.pacing.delay(
-            caller.principal, caller.quota, self._boot_ms(), subject=subject, subject_rate=rate
+            caller.principal, caller.quota, now_ms, subject=subject, subject_rate=rate
         )
-        if type(request) in _STORE_FRAMES or type(request) in FETCH_FRAMES:
-            return delay
-        return Delay(delay.ms - GRACE_MS, delay.limit) if delay.ms > GRACE_MS else NO_DELAY
+        if type(request) not in _STORE_FRAMES and type(request) not in FETCH_FRAMES:
+            return Delay(delay.ms - GRACE_MS, delay.limit) if delay.ms > GRACE_MS else NO_DELAY
+        if delay.ms:
+            target = self._cached_decisions.get(_decision_key(request), AccessTarget())
+            self._guard.pacing.note_limited(target.subject, delay, now_ms)
+        return delay
 
     def consume(self, request: Request, size: int, *, requests: int = 1) -> None:
         """Count a frame, or `size` more bytes of its answer, against the quotas."""

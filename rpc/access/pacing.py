@@ -90,6 +90,8 @@ class Pacing:
         """The number of open data-plane connections by principal."""
         self.waited_ms: Counter[str] = Counter()
         """The total waiting time of calls in milliseconds, by principal."""
+        self._limited: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        """By subject, the limit for which a call about it waited last, and until when."""
 
     def delay(
         self,
@@ -149,6 +151,18 @@ class Pacing:
         self.waited_ms[principal] += round(delay.ms)
         if len(self.waited_ms) > 2 * KNOWN_MAX:
             self.waited_ms = Counter(dict(self.waited_ms.most_common(KNOWN_MAX)))
+
+    def note_limited(self, subject: str, delay: Delay, now_ms: float) -> None:
+        """Note that a call about a subject has to wait."""
+        self._limited[subject] = delay.limit, now_ms + delay.ms
+        self._limited.move_to_end(subject)
+        if len(self._limited) > KNOWN_MAX:
+            self._limited.popitem(last=False)
+
+    def limited(self, subject: str, now_ms: float) -> Delay:
+        """Return for how long calls about a subject have to wait yet, and for which limit."""
+        limit, until_ms = self._limited.get(subject, ("", 0.0))
+        return Delay(until_ms - now_ms, limit) if until_ms > now_ms else NO_DELAY
 
     def add_connection(self, principal: str, quota: Quota) -> None:
         """Count a new connection. Raises ConnectionQuotaError."""

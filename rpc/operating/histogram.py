@@ -30,6 +30,11 @@ class Histogram:
         if duration_ns > 0:
             self.sum_ns += duration_ns
 
+    def add(self, other: Histogram) -> None:
+        """Count the durations of another histogram with the same bounds."""
+        self._counts = [sum(pair) for pair in zip(self._counts, other._counts, strict=True)]
+        self.sum_ns += other.sum_ns
+
     @property
     def count(self) -> int:
         """The number of durations."""

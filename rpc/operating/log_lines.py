@@ -4,10 +4,11 @@
      "message": …, "program": …}
 
 Every JSON line starts with the same fields, followed by the program's fields (`broker_group`,
-`pid`), and by `error` if there is a traceback. The audit log adds the fields in a record's FIELDS
-attribute. A message with line breaks is one line of JSON. In text, its other lines are indented
-like tracebacks, so that no text from a caller can pass for a log line. Other control characters are
-escaped in both formats, because they could control a terminal.
+`pid`), by `request_id` if it is about an HTTP request, and by `error` if there is a traceback. The
+audit log adds the fields in a record's FIELDS attribute. A message with line breaks is one line of
+JSON. In text, its other lines are indented like tracebacks, so that no text from a caller can pass
+for a log line. Other control characters are escaped in both formats, because they could control a
+terminal.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TextIO
 
 from ...protocol.text import json_printable, printable
 from ..access.audit import FIELDS
+from ..request_ids import REQUEST_ID
 
 LOG_FORMATS = ("auto", "text", "json")
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -51,6 +53,11 @@ class TextLines(logging.Formatter):
             text += f" {json.dumps(fields, ensure_ascii=False)}"
         return "\n    ".join(map(printable, text.split("\n")))
 
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """Return the line without a traceback."""
+        request_id = REQUEST_ID.get()
+        return super().formatMessage(record) + (f" (request {request_id})" if request_id else "")
+
 
 class JsonLines(logging.Formatter):
     """Formats each record as a line of JSON that also contains `fields`."""
@@ -71,6 +78,8 @@ class JsonLines(logging.Formatter):
             "pid": record.process,
             **getattr(record, FIELDS, {}),
         }
+        if request_id := REQUEST_ID.get():
+            line["request_id"] = request_id
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json_printable(json.dumps(line, ensure_ascii=False, default=str))
@@ -89,4 +98,5 @@ def log_to(
     is_text = log_format == "text" or (log_format == "auto" and stream.isatty())
     handler = logging.StreamHandler(stream)
     handler.setFormatter(TextLines() if is_text else JsonLines(fields))
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("keylane").setLevel(level)  # libraries say more at INFO than anybody reads

@@ -22,9 +22,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...protocol.errors import KeylaneError
+from ...protocol.http.endpoint import Endpoint
 from ..access.audit_events import AuditBuffer
 from ..access.guard import Guard
 from .histogram import Histogram
@@ -60,6 +61,8 @@ class ServerMetrics:
         self._collectors: list[Collector] = []
         self.refusal_counts: Counter[tuple[str, int]] = Counter()
         """The number of refusals by class and code of the error."""
+        self._calls: dict[str, Histogram] = {}
+        """Maps the method and path of each HTTP call to the durations until its answer."""
         self.loop_delay = Histogram()
         self.connections: Callable[[], int] = lambda: 0
         """Returns the number of open data-plane connections."""
@@ -73,6 +76,16 @@ class ServerMetrics:
     def count_refusal(self, error: KeylaneError) -> None:
         """Count a request that was answered with an error."""
         self.refusal_counts[type(error).__name__, error.code] += 1
+
+    def time_call(self, endpoint: Endpoint[Any]) -> Callable[[], None]:
+        """Begin to time an HTTP call. Return the function to call when it is answered."""
+        began_ns = self._boot_ns()
+
+        def end() -> None:
+            call = f"{endpoint.method} {endpoint.path}"
+            self._calls.setdefault(call, Histogram()).observe(self._boot_ns() - began_ns)
+
+        return end
 
     async def watch_loop(self) -> None:
         """Measure how late the event loop calls a timer, until cancelled."""
@@ -115,6 +128,11 @@ class ServerMetrics:
                 for (name, code), count in self.refusal_counts.items()
             },
             counts=True,
+        )
+        yield histograms(
+            "keylane_http_request_seconds",
+            "How long HTTP calls were handled; without calls that wait for a change.",
+            {(("call", call),): values for call, values in sorted(self._calls.items())},
         )
         yield gauge(
             "keylane_connections", "Open connections of the data plane.", self.connections()
@@ -194,11 +212,21 @@ def largest(samples: Mapping[Labels, float], most: int = SERIES_MAX) -> dict[Lab
 
 def histogram(name: str, text: str, values: Histogram) -> Metric:
     """Return a histogram metric, in seconds."""
+    return histograms(name, text, {(): values})
+
+
+def histograms(name: str, text: str, samples: Mapping[Labels, Histogram]) -> Metric:
+    """Return a metric with a histogram for each combination of labels, in seconds."""
     from prometheus_client.core import HistogramMetricFamily
 
-    return HistogramMetricFamily(
-        name, text, buckets=values.cumulative(), sum_value=values.sum_ns / 1e9
+    family = HistogramMetricFamily(
+        name, text, labels=[label for label, _ in next(iter(samples), ())]
     )
+    for labels, values in samples.items():
+        family.add_metric(
+            [label_value for _, label_value in labels], values.cumulative(), values.sum_ns / 1e9
+        )
+    return family
 
 
 def _version() -> str:

@@ -55,7 +55,7 @@ class ReloadableSettings(Generic[Settings]):
         self.settings = replace(self.settings, **applied_values)  # type: ignore[type-var]
         level = applied_values.get("log_level")
         if level is not None:
-            logging.getLogger().setLevel(level)
+            logging.getLogger("keylane").setLevel(level)
         self._adopt(self.settings)
         if applied_values:
             log.warning("settings reloaded: %s", ", ".join(sorted(applied_values)))

@@ -8,18 +8,21 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from ...protocol.access.tokens import token_hash
 from ...protocol.errors import ConfigError
 from ..access.credentials import Credentials
 from ..access.token_file import TokenSource
 from ..http_network import HttpNetwork
-from ..tls.contexts import ServerTls
+from ..tls.contexts import ServerTls, fingerprint, read_certificates
 from ..tls.settings import ServingSettings
-from .metrics import gauge
+from .metrics import gauge, labelled
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
 log = logging.getLogger("keylane.rpc")
+TOKEN_DIGITS = 16
+"""As many digits of a hash tell tokens apart, and no token can be found by them."""
 
 
 class ServedNetwork:
@@ -34,7 +37,9 @@ class ServedNetwork:
     def __init__(self, settings: ServingSettings) -> None:
         self._settings = settings
         self.tls = None if settings.tls_cert is None else ServerTls(settings)
+        self._authorities = self._read_authorities(settings)
         self._outgoing: HttpNetwork | None = None
+        self._token: TokenSource | None = None
         if settings.is_insecure:
             log.warning(
                 "insecure_network: %s is served without TLS; anyone who can reach "
@@ -57,6 +62,7 @@ class ServedNetwork:
         Raises:
             ConfigError: a file cannot be used.
         """
+        self._token = token
         self._outgoing = HttpNetwork(self._settings.client_tls(), token=token, identity=identity)
         return self._outgoing
 
@@ -73,6 +79,7 @@ class ServedNetwork:
             tls = settings.client_tls()
             if self._outgoing is not None and tls is not None:
                 self._outgoing.renew(tls)
+            self._authorities = self._read_authorities(settings)
         except ConfigError as error:
             log.error("cannot reload the certificates: %s", error.message)
             return
@@ -100,4 +107,34 @@ class ServedNetwork:
                     self.tls.expires_s,
                 )
             )
+        if self._authorities:
+            families.append(
+                labelled(
+                    "keylane_tls_authority_end_seconds",
+                    "Time when an authority that the server trusts ends, in seconds since 1970, by "
+                    "the SHA-256 of its certificate.",
+                    {(("sha256", name),): end_s for name, end_s in self._authorities.items()},
+                )
+            )
+        if self._token is not None:
+            digest = token_hash(self._token())[:TOKEN_DIGITS]
+            families.append(
+                labelled(
+                    "keylane_own_token_info",
+                    f"The first {TOKEN_DIGITS} digits of the hash of the server's own token.",
+                    {(("sha256", digest),): 1},
+                )
+            )
         return families
+
+    @staticmethod
+    def _read_authorities(settings: ServingSettings) -> dict[str, float]:
+        """Return when each authority in `tls_ca` ends, in seconds since 1970, by its SHA-256.
+        Raises ConfigError.
+        """
+        if settings.tls_cert is None or settings.tls_ca is None:
+            return {}
+        return {
+            fingerprint(certificate): certificate.not_valid_after_utc.timestamp()
+            for certificate in read_certificates(settings.tls_ca)
+        }

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from ...protocol.errors import FrameError, InternalError, KeylaneError
+from ...protocol.errors import FrameError, KeylaneError
 from ...protocol.frames import Answer, Request, Throttled, frame_parts, refusal
 from ...protocol.limits import IN_FLIGHT_PER_CONNECTION_MAX
 from ..access.guard import ConnectionAccess
@@ -19,6 +19,7 @@ from ..access.pacing import Delay
 from ..answer_budget import AnswerBudget
 from ..frames.frame_socket import Buffer, FrameSocket
 from ..race import start_task
+from ..request_ids import log_fault
 
 log = logging.getLogger("keylane.rpc")
 
@@ -339,8 +340,7 @@ class PlaneCall:
         """Answer with an error; see `PromptCall`."""
         sent_error = error
         if not isinstance(sent_error, KeylaneError):
-            log.error("%s failed", type(self._request).__name__, exc_info=error)
-            sent_error = InternalError()
+            sent_error = log_fault(log, type(self._request).__name__, error)
         self._on_refusal(sent_error)
         self._post(frame_parts(self._number, refusal(sent_error)))
 

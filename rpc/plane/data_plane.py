@@ -74,6 +74,7 @@ from ..frames.incoming import IncomingBudget
 from ..frames.upgrade import accept_socket
 from ..intake import release_connection_slot
 from ..race import start_task
+from ..request_ids import log_fault
 from .connection import GOODBYE_S, Parts, PlaneCall, PlaneConnection
 from .prompt import Handled, PromptCall
 
@@ -537,10 +538,10 @@ class DataPlane:
             except KeylaneError as error:
                 self._on_refusal(error)
                 frame = frame_parts(correlation_id, refusal(error))
-            except Exception:
-                log.exception("%s failed", type(request).__name__)
-                self._on_refusal(InternalError())
-                frame = frame_parts(correlation_id, refusal(InternalError()))
+            except Exception as fault:  # noqa: BLE001 - logged as a bug
+                internal_error = log_fault(log, type(request).__name__, fault)
+                self._on_refusal(internal_error)
+                frame = frame_parts(correlation_id, refusal(internal_error))
             await connection.send(frame)
         except (ConnectionError, RuntimeError):
             log.debug("the client left before its answer")

@@ -98,14 +98,28 @@ class ServerTls:
 
 def read_certificate(path: Path) -> Certificate:
     """Return the first certificate in a PEM file. Raises ConfigError or MissingExtraError."""
+    return read_certificates(path)[0]
+
+
+def read_certificates(path: Path) -> list[Certificate]:
+    """Return all certificates in a PEM file, at least one. Raises ConfigError or
+    MissingExtraError.
+    """
     try:
-        from cryptography.x509 import load_pem_x509_certificate
+        from cryptography.x509 import load_pem_x509_certificates
     except ModuleNotFoundError as error:
         raise MissingExtraError.of(error, "the check of a certificate", "access") from error
     try:
-        return load_pem_x509_certificate(path.read_bytes())
+        return load_pem_x509_certificates(path.read_bytes())
     except (OSError, ValueError) as error:
         raise _file_error(path, error) from error
+
+
+def fingerprint(certificate: Certificate) -> str:
+    """Return the SHA-256 of a certificate, as 64 hexadecimal digits."""
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return sha256(certificate.public_bytes(Encoding.DER)).hexdigest()
 
 
 def names_of(certificate: Certificate) -> frozenset[str]:

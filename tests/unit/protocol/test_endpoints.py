@@ -17,6 +17,7 @@ from keylane.broker.reading import MessageReading
 from keylane.broker.scheduling import Scheduling
 from keylane.metaserver.access.service import refusing_routes
 from keylane.metaserver.calls import control_routes
+from keylane.metaserver.why import WhyService
 from keylane.protocol import endpoints
 from keylane.protocol.endpoints import BROKER, METASERVER
 from keylane.protocol.http.endpoint import Endpoint, Rights
@@ -34,7 +35,7 @@ def test_metaserver_serves_every_endpoint_of_its_table():
         starts=MagicMock(),
         publications=MagicMock(),
     )
-    routes += refusing_routes()
+    routes += [*refusing_routes(), WhyService(routes, MagicMock(), clock=MagicMock()).route()]
     served = Counter((route.endpoint.method, route.endpoint.path) for route in routes)
     assert served == Counter((endpoint.method, endpoint.path) for endpoint in METASERVER)
 
@@ -111,8 +112,9 @@ def test_path_of_raises_when_a_name_is_missing():
 
 def test_paths_are_written_in_the_table_only():
     """No other module of the product spells a path of a control call; `endpoint.py` knows what a
-    GET is.
+    GET is, and so do those that serve pages.
     """
     spelled = re.compile(r"""["'](GET|POST)["']|["']/v1/(?!data")""")
     others = {file.name for file in FILES if spelled.search(file.text)}
-    assert others == {"protocol/endpoints.py", "protocol/http/endpoint.py"}
+    pages = {"console/app.py", "rpc/server.py"}
+    assert others - pages == {"protocol/endpoints.py", "protocol/http/endpoint.py"}

@@ -12,6 +12,7 @@ from keylane.protocol.control import CreateSubject, SwitchGroup
 from keylane.protocol.text import (
     counted,
     describe_invalid_value,
+    format_age,
     format_seconds,
     key_digest,
     listed,
@@ -67,6 +68,13 @@ def test_key_digest_is_what_b2sum_prints():
     )
     assert key_digest(b"customer-7") == f"key digest {done.stdout.split()[0].decode()}"
     assert key_digest(b"") == "no key"
+
+
+def test_age_is_told_in_the_unit_that_reads_best():
+    ages = [1_500, 61_000, 119_999, 120_000, 7_199_999, 7_200_000, 200_000_000]
+    assert [format_age(each) for each in ages] == [
+        *("1.5 s", "61 s", "119 s", "2 min", "119 min", "2 h", "2 days")
+    ]
 
 
 def test_seconds_have_a_decimal_below_ten():

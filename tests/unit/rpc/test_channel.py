@@ -118,6 +118,7 @@ async def test_fault_of_the_server_is_told_without_its_secrets(channel, caplog):
     with pytest.raises(InternalError) as caught:
         await channel.call(Append(14), timeout_ms=5_000)
     assert caught.value.fate is Fate.UNKNOWN
+    assert len(caught.value.request_id or "") == 16
     assert "secret" not in str(caught.value)
     assert "a secret of the server" in caplog.text
     answer, _ = await channel.call(Append(1), timeout_ms=5_000)

@@ -183,6 +183,7 @@ async def test_fault_of_a_handler_is_an_internal_error(client, meta, caplog):
     meta.error = ZeroDivisionError("a secret of the server")
     with pytest.raises(InternalError) as caught:
         await client.health()
+    assert len(caught.value.request_id or "") == 16
     assert "secret" not in str(caught.value)
     assert "a secret of the server" in caplog.text
     meta.error = None

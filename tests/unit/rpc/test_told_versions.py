@@ -87,6 +87,20 @@ async def test_call_is_answered_when_versions_are_one_minor_apart(
         await asked_health(network, there)
 
 
+async def test_call_that_an_older_server_does_not_have_says_its_version(
+    network, serve, versions
+) -> None:
+    """As that of a metaserver which knows of no copies."""
+    versions("0.6.0", "0.5.0")
+    there = await serve(ControlRoute(endpoints.HEALTH, health))
+    text = "404 Not Found; .*: it is keylane 0.5.0, and this client is 0.6.0"
+    with raises(InvalidRequestError, match=text) as caught:
+        await network.control(
+            "POST", there.address, "/v1/brokers/g1/copies", Done, body=None, timeout_ms=5_000
+        )
+    assert caught.value.fate is Fate.NOT_DONE
+
+
 @pytest.mark.parametrize(
     ("told", "error"),
     [

@@ -13,7 +13,7 @@ from keylane.protocol.access.quota import (
     subject_limit,
 )
 from keylane.protocol.errors import ConnectionQuotaError, InvalidRequestError
-from keylane.rpc.access.pacing import KNOWN_MAX, NO_DELAY, Pacing, TokenBucket
+from keylane.rpc.access.pacing import KNOWN_MAX, NO_DELAY, Delay, Pacing, TokenBucket
 from support.raising import raises
 
 QUOTA = Quota(bytes_per_s=1_000_000, requests_per_s=100, connections=2)
@@ -127,3 +127,20 @@ def test_every_pattern_that_means_a_subject_counts_it():
         ("shop.eu.a", 1),
         ("*", 9),
     ]
+
+
+def test_call_about_a_subject_is_limited_until_its_wait_has_passed():
+    pacing = Pacing()
+    assert pacing.limited("orders", 0) == NO_DELAY
+    pacing.note_limited("orders", Delay(400, "bytes of principal 'shop'"), 100)
+    assert pacing.limited("orders", 200) == (300, "bytes of principal 'shop'")
+    assert pacing.limited("orders", 500) == NO_DELAY
+    assert pacing.limited("others", 200) == NO_DELAY
+
+
+def test_limited_subjects_are_remembered_up_to_a_limit():
+    pacing = Pacing()
+    for number in range(KNOWN_MAX + 3):
+        pacing.note_limited(f"s{number}", Delay(400, "bytes"), 0)
+    assert pacing.limited("s2", 0) == NO_DELAY
+    assert pacing.limited("s3", 0).ms == 400

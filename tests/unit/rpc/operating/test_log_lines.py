@@ -21,11 +21,12 @@ class TerminalText(io.StringIO):
 
 
 @pytest.fixture(autouse=True)
-def _root_logger():
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
+def _loggers():
+    root, package = logging.getLogger(), logging.getLogger("keylane")
+    before, level = (root.handlers[:], root.level), package.level
     yield
     root.handlers[:], root.level = before
+    package.setLevel(level)
 
 
 def test_log_is_json_lines_when_it_goes_to_a_file():

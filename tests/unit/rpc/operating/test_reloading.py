@@ -20,9 +20,9 @@ class ReloadedSettings:
 
 @pytest.fixture
 def adopted():
-    level = logging.getLogger().level
+    level = logging.getLogger("keylane").level
     yield []
-    logging.getLogger().setLevel(level)
+    logging.getLogger("keylane").setLevel(level)
 
 
 def test_reload_takes_over_what_is_allowed_and_names_the_rest(adopted, caplog):
@@ -33,7 +33,7 @@ def test_reload_takes_over_what_is_allowed_and_names_the_rest(adopted, caplog):
     )
     reloading.reload()
     assert adopted == [ReloadedSettings(port=1, retention_ms=20, log_level="INFO")]
-    assert logging.getLogger().level == logging.INFO
+    assert logging.getLogger("keylane").level == logging.INFO
     assert "settings reloaded: log_level, retention_ms" in caplog.text
     assert "these settings need a restart: port" in caplog.text
 
@@ -41,7 +41,7 @@ def test_reload_takes_over_what_is_allowed_and_names_the_rest(adopted, caplog):
 def test_reload_warns_of_nothing_when_no_setting_has_changed(adopted, caplog):
     """SIGHUP also announces replaced certificates."""
     reloading = ReloadableSettings(ReloadedSettings(), ReloadedSettings, {"port"}, adopted.append)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="keylane"):
         reloading.reload()
     (record,) = caplog.records
     assert record.levelno == logging.INFO
