@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from msgspec.structs import replace
+
 from ..protocol import endpoints
-from ..protocol.control import AutoCreate, Health, SubjectView
+from ..protocol.access.rights import Rights
+from ..protocol.control import AutoCreate, GroupView, Health, SubjectView
 from ..protocol.errors import InvalidRequestError
 from ..protocol.limits import PULL_WAIT_MS_MAX
 from ..protocol.routing import OrderStrategy, Route
+from ..rpc.access.guard import is_allowed
 from ..rpc.network import Network
 from ..rpc.operating.probes import probe_routes
 from ..rpc.server import ControlRoute, Params, whole_number
@@ -83,6 +87,8 @@ def control_routes(
 
 def _subject_routes(database: Database, catalogue: Catalogue) -> list[ControlRoute]:
     async def route(_body: None, params: Params) -> Route:
+        if "waiting" in params and is_allowed(Rights.PRODUCE, params["subject"]):
+            catalogue.waiting_producers.note(params["subject"], params["waiting"])
         fetch = partial(
             catalogue.wait_for_route,
             params["subject"],
@@ -121,6 +127,9 @@ def _subject_routes(database: Database, catalogue: Catalogue) -> list[ControlRou
             endpoints.PROMOTE_COPY,
             lambda body, params: catalogue.change_copies(promote_copy, params["group"], body),
         ),
+        ControlRoute(
+            endpoints.TAKE_OVER, lambda body, params: catalogue.take_over(params["group"], body)
+        ),
         ControlRoute(endpoints.CREATE_SUBJECT, lambda body, _: catalogue.create_subject(body)),
         ControlRoute(endpoints.AUTO_CREATE, auto_create),
         ControlRoute(endpoints.SUBJECTS, lambda _body, _: catalogue.list_subjects()),
@@ -137,6 +146,10 @@ def _subject_routes(database: Database, catalogue: Catalogue) -> list[ControlRou
 def _consumer_routes(
     database: Database, groups: GroupService, catalogue: Catalogue
 ) -> list[ControlRoute]:
+    async def group(_body: None, params: Params) -> GroupView:
+        view = await database.read(read_group, params["subject"], params["group"])
+        return replace(view, waiting_producers=catalogue.waiting_producers.of(params["subject"]))
+
     return [
         ControlRoute(
             endpoints.JOIN, lambda body, _: catalogue.retry_while_empty(partial(groups.join, body))
@@ -145,10 +158,7 @@ def _consumer_routes(
         ControlRoute(endpoints.RELEASE, lambda body, _: groups.release(body)),
         ControlRoute(endpoints.SUSPEND, lambda body, _: groups.suspend(body)),
         ControlRoute(endpoints.LEAVE, lambda body, _: groups.leave(body)),
-        ControlRoute(
-            endpoints.GROUP,
-            lambda _body, params: database.read(read_group, params["subject"], params["group"]),
-        ),
+        ControlRoute(endpoints.GROUP, group),
         ControlRoute(
             endpoints.GROUPS, lambda _body, params: database.read(list_groups, params["subject"])
         ),

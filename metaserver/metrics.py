@@ -13,16 +13,15 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.sql.elements import ColumnElement
 
-from ..protocol.clock import Clock
 from ..protocol.operations import OperationState
-from ..rpc.operating.histogram import Histogram
-from ..rpc.operating.metrics import Labels, gauge, histogram, labelled, largest
+from ..rpc.operating.metrics import Labels, counter, gauge, histograms, labelled, largest
 from .cached_read import CachedRead
 from .cluster.brokers import broker_views
 from .cluster.lost_database import database_lost_error
-from .sql.database import Database
+from .groups.service import GroupCounts
 from .sql.dialect import now_ms
 from .sql.schema import brokers, given_up, groups, leases, operations, sessions, subjects
+from .sql.write_watch import WatchedDatabase
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -59,10 +58,9 @@ class _ClusterFigures(NamedTuple):
 class MetaserverMetrics:
     """Collects the figures of one metaserver."""
 
-    def __init__(self, database: Database, *, clock: Clock) -> None:
+    def __init__(self, database: WatchedDatabase, counts: GroupCounts) -> None:
         self._database = database
-        self._clock = clock
-        self._reads = Histogram()
+        self._counts = counts
         self._cache = CachedRead(self._read)
 
     async def collect(self) -> Iterable[Metric]:
@@ -70,7 +68,7 @@ class MetaserverMetrics:
         does not respond.
         """
         result = await self._cache.get()
-        families = [self._database_reads()]
+        families = [*self._database_metrics(), *self._group_metrics()]
         if result.value is not None:
             age = gauge(
                 "keylane_metaserver_figures_age_seconds",
@@ -86,16 +84,48 @@ class MetaserverMetrics:
 
     async def _read(self) -> _ClusterFigures:
         """Read the figures from the database. Raises StorageError."""
-        started_ns = self._clock.boot_ns()
-        cluster = await self._database.read(_read)
-        self._reads.observe(self._clock.boot_ns() - started_ns)
-        return cluster
+        return await self._database.read(_read)
 
-    def _database_reads(self) -> Metric:
-        return histogram(
-            "keylane_metaserver_database_read_seconds",
-            "Reads of the database that the scrapes of these figures make.",
-            self._reads,
+    def _database_metrics(self) -> Iterable[Metric]:
+        database = self._database
+        yield histograms(
+            "keylane_metaserver_database_seconds",
+            "From the call of a transaction to its result, by kind; waits for a connection count.",
+            {(("kind", kind),): values for kind, values in database.durations.items()},
+        )
+        yield labelled(
+            "keylane_metaserver_database_errors_total",
+            "Transactions that the database failed.",
+            {(("kind", kind),): count for kind, count in database.failures.items()},
+            counts=True,
+        )
+        yield gauge(
+            "keylane_metaserver_database_transactions",
+            "Transactions that run, or wait for a connection.",
+            database.open_count,
+        )
+        yield gauge(
+            "keylane_metaserver_database_connections",
+            "Transactions that can run at the same time.",
+            database.connections,
+        )
+
+    def _group_metrics(self) -> Iterable[Metric]:
+        counts = self._counts
+        yield counter(
+            "keylane_metaserver_expired_sessions_total",
+            "Consumers that were silent for their ttl.",
+            counts.expired_sessions,
+        )
+        yield counter(
+            "keylane_metaserver_lost_leases_total",
+            "Leases that ended with such a consumer.",
+            counts.lost_leases,
+        )
+        yield counter(
+            "keylane_metaserver_hand_overs_total",
+            "Partitions that were granted after another consumer of the group had held them.",
+            counts.hand_overs,
         )
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..protocol.access.principals import ADMIN, BROKER, CLUSTER
 from ..protocol.access.tokens import check_own_token, token_hash
 from ..protocol.clock import Clock, SystemClock
+from ..protocol.errors import ConfigError
 from ..rpc.access.guard import Guard
 from ..rpc.access.token_file import token_in_file
 from ..rpc.intake import HttpLimits
@@ -19,6 +22,7 @@ from ..rpc.network import Network
 from ..rpc.operating.metrics import ServerMetrics, access_metrics
 from ..rpc.operating.probes import metrics_route
 from ..rpc.operating.served_network import ServedNetwork
+from ..rpc.pages import PageAnswer, PageRequest, PageRoute
 from ..rpc.race import Race
 from ..rpc.server import Server
 from .access.targets import MetaserverTargets
@@ -30,7 +34,10 @@ from .sql.database import Database, open_database
 from .sql.write_watch import WatchedDatabase
 
 if TYPE_CHECKING:
+    from ..console.app import Console
     from .access.service import AccessService
+
+log = logging.getLogger("keylane.metaserver")
 
 
 class RunningMetaserver:
@@ -56,6 +63,10 @@ class RunningMetaserver:
             audit = self._access.audit
             audit.retention_ms = settings.audit_retention_ms
             audit.rows_max = settings.audit_rows_max
+            try:
+                self._access.set_settings_tokens(_read_tokens(settings))
+            except ConfigError as error:
+                log.error("cannot reload the tokens: %s", error.message)
         self._served.adopt(settings)
 
     @property
@@ -71,6 +82,37 @@ class RunningMetaserver:
             await race.first()
         if self._periodic_work.done():
             self._periodic_work.result()
+
+
+class LateConsole:
+    """The console of a metaserver, which is loaded when somebody first looks at it."""
+
+    def __init__(self, settings: MetaserverSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._console: Console | None = None
+        self.address = ""
+        """The address of the server, once it serves."""
+
+    async def answer(self, request: PageRequest) -> PageAnswer:
+        """Answer a browser."""
+        if self._console is None:
+            # The import takes a tenth of a second, in which the event loop would do nothing else.
+            await asyncio.to_thread(import_module, "..console.app", __package__)
+            from ..console.app import Console
+
+            self._console = self._console or Console(
+                self.address,
+                tls=self._settings.client_tls(),
+                is_guarded=self._settings.is_guarded,
+                clock=self._clock,
+            )
+        return await self._console.answer(request)
+
+    async def close(self) -> None:
+        """End all pages that are open."""
+        if self._console is not None:
+            await self._console.close()
 
 
 @asynccontextmanager
@@ -116,25 +158,30 @@ async def running_metaserver(
             database,
             network,
             settings,
+            clock=clock,
             rng=rng,
             after_step=after_step,
             access=access,
             member=member,
         )
-        figures = MetaserverMetrics(database, clock=clock)
+        figures = MetaserverMetrics(database, services.groups.counts)
         metrics = _create_metrics(figures, clock, served_network)
         routes = [*services.routes, metrics_route(metrics)]
         limits = HttpLimits(connections_max=settings.http_connections_max)
         guard = _create_guard(access, database, clock, metrics)
+        console = LateConsole(settings, clock)
         server = Server(
             routes,
             limits=limits,
             on_refusal=metrics.count_refusal,
+            time_call=metrics.time_call,
             serving=settings,
             tls=served_network.tls,
             guard=guard,
+            pages=[PageRoute("/console", console.answer)],
         )
         await server.start(settings.host, settings.port)
+        console.address = server.address
         if access is not None:
             access.audit.buffer.server = f"metaserver {server.address}"
         await stack.enter_async_context(member.registration(server.address))
@@ -144,6 +191,7 @@ async def running_metaserver(
             yield RunningMetaserver(server, periodic_work, served_network, access)
         finally:
             services.close()
+            await console.close()
             await server.stop()
             for task in (periodic_work, *background):
                 task.cancel()

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..protocol import endpoints
+from ..protocol.clock import Clock
 from ..rpc.network import Network
 from ..rpc.server import ControlRoute, Params, document_route, front_route
 from .access.service import refusing_routes
 from .calls import control_routes
 from .catalogue.service import Catalogue
+from .cluster.broker_watch import BrokerWatch
 from .groups.service import GroupService
 from .health import HealthyDatabase, MetaserverHealth
 from .membership import ClusterMember
@@ -30,6 +32,7 @@ from .retention.idle_groups import GroupExpirer
 from .settings import MetaserverSettings
 from .starts.service import StartService
 from .verify.agreement import AgreementWatch
+from .why import WhyService
 
 if TYPE_CHECKING:
     from .access.service import AccessService
@@ -57,6 +60,7 @@ def build_services(
     network: Network,
     settings: MetaserverSettings,
     *,
+    clock: Clock,
     rng: random.Random,
     after_step: Callable[[str], None] = lambda _step: None,
     access: AccessService | None = None,
@@ -67,6 +71,7 @@ def build_services(
 
     Args:
         network: connects to brokers.
+        clock: tells the time to those who ask why messages do not arrive.
         rng: generates the id and the backoff times.
         after_step: called with the name of each finished step of an operation or a reset.
         access: access control; if None, every caller has every right.
@@ -131,7 +136,7 @@ def build_services(
         ],
         removals=removals,
         quick_duties=(announcer.run_once, starts.resume, resets.resume),
-        background=(agreement.run,),
+        background=(agreement.run, BrokerWatch(database).run),
     )
     health = MetaserverHealth(database, member)
     routes = control_routes(
@@ -146,7 +151,8 @@ def build_services(
         starts=starts,
         publications=publications,
     )
-    routes += refusing_routes() if access is None else access.routes()
+    why = WhyService(routes, network, clock=clock)
+    routes += [why.route(), *(refusing_routes() if access is None else access.routes())]
     database.on_new_connection(agreement.request_comparison)
     return Services(
         catalogue=catalogue,

@@ -170,7 +170,7 @@ class MetaserverSettings(ServingSettings):
     audit_rows_max: int = field(
         default=1_000_000, metadata={"doc": "most events of the audit log in the database"}
     )
-    log_level: str = field(default="WARNING", metadata={"doc": "DEBUG, INFO, WARNING or ERROR"})
+    log_level: str = field(default="INFO", metadata={"doc": "DEBUG, INFO, WARNING or ERROR"})
     log_format: str = field(
         default="auto", metadata={"doc": "text, json, or auto: text on a terminal, json elsewhere"}
     )
@@ -273,8 +273,11 @@ def metaserver_settings(
 DATABASE_URL_VARIABLE = "KEYLANE_METASERVER_DATABASE_URL"
 SOURCES = SettingSources("metaserver", MetaserverSettings, _problems)
 """The sources of a metaserver's settings."""
-RELOADED = frozenset({"log_level", "audit_retention_ms", "audit_rows_max"}) | RELOADED_TLS
-"""Settings that a running metaserver reloads on SIGHUP; all others require a restart."""
+_TOKENS = ("admin_token_file", "admin_token_hash", "broker_token_hashes", "cluster_token_file")
+RELOADED = frozenset({"log_level", "audit_retention_ms", "audit_rows_max", *_TOKENS}) | RELOADED_TLS
+"""Settings that a running metaserver reloads on SIGHUP; all others require a restart. Files of
+tokens are read again even if their paths have not changed.
+"""
 
 
 def warning_about_flags(flags: Mapping[str, Any]) -> str:

@@ -125,16 +125,21 @@ class AccessService:
         self._issuer = issuer
         self._database = database
         self._clock = clock
-        self._settings_tokens = dict(settings_tokens)
-        self._settings_grants = {
-            principal: ADMIN_GRANTS if principal == ADMIN else CLUSTER_GRANTS
-            for principal in settings_tokens.values()
-        }
         self._signing_key = OwnKey()
-        self._key_created_ms = self._last_read_ms = 0
+        self._key_created_ms = 0
+        self.set_settings_tokens(settings_tokens)
         self._holder_key = OwnKey()
         self.state = AccessState()
         self._read_order = ReadOrder()
+
+    def set_settings_tokens(self, tokens: Mapping[str, str]) -> None:
+        """Use these tokens of the settings instead of the earlier ones, within POLL_MS."""
+        self._settings_tokens = dict(tokens)
+        self._settings_grants = {
+            principal: ADMIN_GRANTS if principal == ADMIN else CLUSTER_GRANTS
+            for principal in tokens.values()
+        }
+        self._last_read_ms = -REREAD_MS - 1
 
     async def start(self) -> None:
         """Read the access state and store the public key. Raises StorageError."""

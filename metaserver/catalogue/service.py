@@ -38,7 +38,7 @@ from ...protocol.control import (
     hosted_limit,
     quiet_limit_ms,
 )
-from ...protocol.copies import CopySet
+from ...protocol.copies import CopySet, PromoteCopy, TakeOver
 from ...protocol.errors import (
     ConflictError,
     FolderRefusedError,
@@ -66,7 +66,7 @@ from ..cluster.brokers import (
     store_refusal,
     store_report,
 )
-from ..cluster.copy_sets import read_copy_set
+from ..cluster.copy_sets import promote_copy, read_copy_set
 from ..cluster.lost_database import has_higher_id, is_empty
 from ..cluster.removals import deletion_expires, extend_deletion_record
 from ..cluster.rows import SubjectRow
@@ -95,11 +95,16 @@ from .accepted import (
     read_accepted_fence,
 )
 from .creations import fail_creation, replan_creation
+from .waiting_producers import WaitingProducers
 
 log = logging.getLogger("keylane.metaserver")
 T = TypeVar("T")
 
 PROBE_TIMEOUT_MS = 1_000
+TAKE_OVER_START_MS = 5_000
+"""How long a copy that has taken the place of a broker may take to start, in milliseconds."""
+LOOK_TIMEOUT_MS = 500
+"""How long a metaserver looks whether a broker is gone, in milliseconds."""
 REPORTS_MS_MIN = 2_000
 """Minimum time, in milliseconds, to wait for the reports of live brokers after a start. A broker
 retries every second while no metaserver responds.
@@ -163,6 +168,7 @@ class Catalogue:
         """Maps each broker group to the ids of those partitions whose consumer groups were never
         announced.
         """
+        self.waiting_producers = WaitingProducers(lambda: asyncio.get_running_loop().time() * 1000)
         self._creations: dict[int, _Creation] = {}
         """Maps each subject id to its running creation."""
 
@@ -250,16 +256,16 @@ class Catalogue:
             return  # no reply: the broker has moved
         if opening and opening == report.opening:
             return  # the same broker under another name of its host
+        if known_broker.opening not in ("", opening):
+            return  # the broker there is refused itself: a copy was promoted
         if broker_id == report.broker_id:
-            copy_error = FolderRefusedError(
-                Reason.BROKER_GROUP_TAKEN,
+            raise FolderRefusedError(
+                Reason.FOLDER_IN_USE,
                 f"the data folder of broker group {report.broker_group!r} is in use at "
                 f"{known_broker.address} too: the one at {report.address} is a copy",
                 broker_group=report.broker_group,
                 address=known_broker.address,
             )
-            copy_error.hint = "Stop this broker: the folder is in use elsewhere"  # nothing is lost
-            raise copy_error
 
     async def _is_outdated(self, report: BrokerHeartbeat) -> bool:
         """
@@ -334,6 +340,44 @@ class Catalogue:
         errors.
         """
         return await self._database.write_urgent(change, broker_group, request)
+
+    async def take_over(self, broker_group: str, request: TakeOver) -> CopySet:
+        """
+        Let a copy take the place of a broker that is gone: it has been silent for its ttl, or its
+        machine refuses connections.
+
+        Raises:
+            NotFoundError, FolderRefusedError
+            ConflictError: the broker serves, or acks did not wait for the copy.
+        """
+        broker = await self._database.read(find_broker, broker_group)
+        is_gone = broker is not None and broker.alive and await self._is_gone(broker.address)
+        stored = await self._database.write_urgent(
+            promote_copy,
+            broker_group,
+            PromoteCopy(
+                copy_id=request.copy_id, broker_id=request.broker_id, log_end=request.log_end
+            ),
+            gone_from=broker.address if is_gone and broker is not None else "",
+            start_ms=TAKE_OVER_START_MS,
+        )
+        log.warning(
+            "copy %s takes the place of the data folder of broker group %s, in term %d",
+            request.copy_id,
+            broker_group,
+            stored.term,
+        )
+        return stored
+
+    async def _is_gone(self, address: str) -> bool:
+        """Return True if the machine of a broker says that no program listens at its address."""
+        try:
+            await BrokerClient(self._network, address, timeout_ms=LOOK_TIMEOUT_MS).health()
+        except NotSentError as error:
+            return error.is_refused
+        except KeylaneError:
+            pass
+        return False
 
     async def cordon(self, broker_group: str, request: Cordon) -> BrokerView:
         """Cordon or uncordon a broker group. Raises InvalidRequestError, NotFoundError."""
@@ -424,7 +468,7 @@ class Catalogue:
             except ConflictError as error:
                 log.warning("%s", error.message)
             except KeylaneError as error:
-                log.info("%s", error.message)
+                log.debug("%s", error.message)
 
     async def complete_creation(self, row: SubjectRow) -> None:
         """

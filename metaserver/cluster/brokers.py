@@ -215,15 +215,22 @@ class KnownBroker(NamedTuple):
     broker_id: str
     address: str
     alive: bool
+    opening: str
+    """The newest opening of the folder; the id of a copy that was promoted since."""
 
 
 def find_broker(connection: Connection, broker_group: str) -> KnownBroker | None:
     """Return a broker group's folder, address and liveness; None if it has never sent a report."""
     query = sa.select(
-        brokers.c.broker_id, brokers.c.address, (brokers.c.expires_at > now_ms()).label("alive")
+        brokers.c.broker_id,
+        brokers.c.address,
+        (brokers.c.expires_at > now_ms()).label("alive"),
+        brokers.c.opening,
     ).where(brokers.c.broker_group == broker_group)
     row = connection.execute(query).one_or_none()
-    return None if row is None else KnownBroker(row.broker_id, row.address, bool(row.alive))
+    if row is None:
+        return None
+    return KnownBroker(row.broker_id, row.address, bool(row.alive), row.opening)
 
 
 def store_refusal(
@@ -291,7 +298,10 @@ def _build_advice(row: sa.Row[Any]) -> str:
     if row.given_up:
         return "start the broker with an empty folder"
     if row.own and row.alive:
-        return "stop this broker: the folder is in use elsewhere"
+        return (
+            "the folder is in use elsewhere: stop this broker, unless it runs with failover and "
+            "becomes a copy by itself"
+        )
     if row.own:
         return (
             "start the broker on the folder that was last in use; "

@@ -4,9 +4,9 @@ Invariants
     Only the broker with the newest opening of the group's data folder changes the set, and only
     from the version that it knows.
     A copy that is not in the set, or has less than was durable, is promoted only if its operator
-    gives up what it lacks. A promotion raises the term and empties the set. The broker before can
-    ack nothing more if the copy was in its set, because it cannot take it out; otherwise once it
-    hears of the term.
+    gives up what it lacks. A promotion raises the term. The others of the set have what was acked
+    too, and stay, unless something was given up. The broker before can ack nothing more if the copy
+    was in its set, because it cannot take it out; otherwise once it hears of the term.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sqlalchemy.engine import Connection
 
 from ...protocol.copies import ChangeCopySet, CopySet, PromoteCopy, SetCopies
 from ...protocol.errors import ConflictError, FolderRefusedError, Reason
-from ..sql.dialect import insert_or_replace
+from ..sql.dialect import insert_or_replace, now_ms
 from ..sql.schema import brokers, copy_sets
 from .brokers import (
     find_broker,
@@ -77,9 +77,22 @@ def change_copy_set(connection: Connection, broker_group: str, request: ChangeCo
     return stored
 
 
-def promote_copy(connection: Connection, broker_group: str, request: PromoteCopy) -> CopySet:
+def promote_copy(
+    connection: Connection,
+    broker_group: str,
+    request: PromoteCopy,
+    *,
+    gone_from: str = "",
+    start_ms: int = 0,
+) -> CopySet:
     """
     Let a copy take the place of the broker's data folder.
+
+    Args:
+        gone_from: an address at which no broker is, although it may have reported itself from there
+            within its ttl.
+        start_ms: how long the copy's broker has for its first report, before another copy may take
+            its place.
 
     Raises:
         NotFoundError
@@ -96,19 +109,34 @@ def promote_copy(connection: Connection, broker_group: str, request: PromoteCopy
             f"that copy {request.copy_id} is of",
             broker_group=broker_group,
         )
-    if broker.alive:
-        raise ConflictError(
-            Reason.BROKER_SERVES, f"broker group {broker_group} is served at {broker.address}"
-        )
-    if stored.promoted == request.copy_id and request.log_end >= stored.durable_end:
+    is_repeated = stored.promoted == request.copy_id and request.log_end >= stored.durable_end
+    if is_repeated and (broker.opening == request.copy_id or not broker.alive):
         return stored
+    if broker.alive and (stored.promoted or broker.address != gone_from):
+        where = f"was given to copy {stored.promoted}" if stored.promoted else "is served"
+        raise ConflictError(
+            Reason.BROKER_SERVES, f"broker group {broker_group} {where} at {broker.address}"
+        )
+    promoted = replace(
+        stored,
+        term=stored.term + 1,
+        members=(),
+        promoted=request.copy_id,
+        durable_end=request.log_end,
+    )
     if request.copy_id in stored.members and request.log_end >= stored.durable_end:
+        others = tuple(each for each in stored.members if each != request.copy_id)
+        promoted = replace(promoted, members=others)
         # From now on, reports of the folder before are refused as those of an older one. It may
         # have reported an end that was not durable.
+        values: dict[str, Any] = {
+            "opening": request.copy_id,
+            "log_end": min(broker.log_end, request.log_end),
+        }
+        if start_ms:
+            values["expires_at"] = now_ms() + start_ms
         connection.execute(
-            sa.update(brokers)
-            .where(brokers.c.broker_group == broker_group)
-            .values(opening=request.copy_id, log_end=min(broker.log_end, request.log_end))
+            sa.update(brokers).where(brokers.c.broker_group == broker_group).values(values)
         )
     elif not request.lose:
         problem = (
@@ -123,13 +151,6 @@ def promote_copy(connection: Connection, broker_group: str, request: PromoteCopy
             f"the copy {request.copy_id} {problem}",
             broker_group=broker_group,
         )
-    promoted = replace(
-        stored,
-        term=stored.term + 1,
-        members=(),
-        promoted=request.copy_id,
-        durable_end=request.log_end,
-    )
     return _store(connection, broker_group, promoted)
 
 

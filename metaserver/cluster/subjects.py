@@ -34,7 +34,7 @@ from ...protocol.routing import (
     split_ranges,
 )
 from ...protocol.text import counted
-from ..sql.dialect import insert_new, now_ms, read_in_chunks
+from ..sql.dialect import calendar_ms, insert_new, now_ms, read_in_chunks
 from ..sql.schema import name_limits, partitions, subjects
 from .brokers import lock_brokers, no_host_error, writable_groups
 from .lost_database import check_database_complete
@@ -361,7 +361,8 @@ def open_subject(
         partitions.c.subject_id == row.subject_id,
         partitions.c.state == PartitionState.PLANNED,
     )
-    connection.execute(sa.update(partitions).where(is_planned).values(state=PartitionState.OPEN))
+    opened_values = {"state": PartitionState.OPEN, "opened_at": calendar_ms()}
+    connection.execute(sa.update(partitions).where(is_planned).values(opened_values))
     connection.execute(sa.update(subjects).where(is_this_subject).values(route_version=1))
     route_table(read_route(connection, name))
     return True

@@ -30,6 +30,7 @@ from ...protocol.errors import (
 from ...protocol.groups import OperatorSwitch
 from ...protocol.ids import FencingToken, PartitionId, SessionId
 from ...protocol.routing import ConsumeStrategy, Partition, PartitionState
+from ...protocol.text import counted
 from ..cluster.announcements import mark_unsettled
 from ..cluster.partitions import (
     HAS_PARENTS,
@@ -55,6 +56,7 @@ from .leases import (
     EVERYBODY,
     GroupPartition,
     PartitionLease,
+    Settlement,
     grant_lease,
     raise_token_floor,
     readable_partitions,
@@ -141,6 +143,12 @@ class Changes:
 
     versions: Mapping[SessionId, int]
     ended_sessions: Collection[SessionId] = ()
+    lost_leases: int = 0
+    """The number of leases that the ended sessions held."""
+    hand_overs: int = 0
+    """The number of partitions that were granted after another session had held them."""
+    rebalance: str = ""
+    """A sentence for the log, if partitions were granted or withdrawn."""
 
 
 NO_CHANGES = Changes(versions={})
@@ -168,14 +176,14 @@ def settle_group(connection: Connection, group_id: int, *, force: bool = False) 
         group = lock_group(connection, group_id)
     except GroupUnknownError:
         return NO_CHANGES
-    members, ended_sessions = end_expired_members(connection, group_id)
+    members, ended_sessions, lost_leases = end_expired_members(connection, group_id)
     context = _read_context(connection, group)
     if not group.shared and context.rebuilt_left_ms > 0:
         if force:
             mark_unsettled(connection, group_id)
-        return Changes(
-            versions={}, ended_sessions=ended_sessions
-        )  # it stays unsettled, and is retried later
+        return Changes(  # it stays unsettled, and is retried later
+            versions={}, ended_sessions=ended_sessions, lost_leases=lost_leases
+        )
     route_changed = group.route_version != context.route_version
     if group.settled and not ended_sessions and not route_changed and not force:
         return NO_CHANGES
@@ -213,7 +221,35 @@ def settle_group(connection: Connection, group_id: int, *, force: bool = False) 
         route_version=context.route_version,
     )
     raise_versions(connection, changed_sessions, version)
-    return Changes(versions=dict.fromkeys(changed_sessions, version), ended_sessions=ended_sessions)
+    granted_tokens = [
+        stored_leases[lease.partition_id].token if lease.partition_id in stored_leases else 0
+        for lease in settlement.leases
+        if lease.session is not None and lease.token > group.last_token
+    ]
+    return Changes(
+        versions=dict.fromkeys(changed_sessions, version),
+        ended_sessions=ended_sessions,
+        lost_leases=lost_leases,
+        hand_overs=sum(token > 0 for token in granted_tokens),
+        rebalance=_rebalance_line(group, context.subject, members, settlement, granted_tokens),
+    )
+
+
+def _rebalance_line(
+    group: LockedGroup,
+    subject: str,
+    members: Collection[SessionId],
+    settlement: Settlement,
+    granted_tokens: Collection[int],
+) -> str:
+    """Return the sentence of `Changes.rebalance`."""
+    withdrawn = sum(lease.withdrawn for lease in settlement.leases)
+    if not granted_tokens and not withdrawn:
+        return ""
+    return (
+        f"group {group.name} of {subject} is rebalanced among {counted(len(members), 'consumer')}: "
+        f"{counted(len(granted_tokens), 'partition')} granted, {withdrawn} withdrawn"
+    )
 
 
 def release_leases(connection: Connection, requests: Sequence[ReleaseGrant]) -> ReleaseOutcome:
@@ -229,6 +265,7 @@ def release_leases(connection: Connection, requests: Sequence[ReleaseGrant]) -> 
     """
     errors: dict[ReleaseGrant, KeylaneError] = {}
     versions: dict[SessionId, int] = {}
+    hand_overs = 0
     ids = {request.session for request in requests}
     for group_id in sorted({row.group_id for row in read_live_sessions(connection, ids).values()}):
         try:
@@ -247,12 +284,13 @@ def release_leases(connection: Connection, requests: Sequence[ReleaseGrant]) -> 
         ids -= {request.session for request in group_requests}
         errors |= outcome.errors
         versions |= outcome.changes.versions
+        hand_overs += outcome.changes.hand_overs
     errors |= {
         request: SessionUnknownError(session=request.session)
         for request in requests
         if request.session in ids
     }
-    return ReleaseOutcome(changes=Changes(versions=versions), errors=errors)
+    return ReleaseOutcome(changes=Changes(versions=versions, hand_overs=hand_overs), errors=errors)
 
 
 def _release_exclusive(
@@ -291,6 +329,7 @@ def _release_exclusive(
     wanted_sessions = {lease.wanted for lease in freed_leases.values() if lease.wanted}
     active_sessions = lock_active_sessions(connection, wanted_sessions)
     changed_sessions: set[SessionId] = set()
+    hand_overs = 0
     for partition_id, lease in sorted(freed_leases.items()):
         granted_lease = (
             grant_lease(lease, last_token=last_token) if lease.wanted in active_sessions else None
@@ -299,6 +338,7 @@ def _release_exclusive(
             freed_leases[partition_id] = granted_lease
             last_token = granted_lease.token
             changed_sessions.add(granted_lease.session)
+            hand_overs += 1
     store_leases(connection, group.group_id, freed_leases.values())
     version = group.version + 1
     is_settled = group.settled and all(lease.session for lease in freed_leases.values())
@@ -307,7 +347,8 @@ def _release_exclusive(
     )
     raise_versions(connection, changed_sessions, version)
     return ReleaseOutcome(
-        changes=Changes(versions=dict.fromkeys(changed_sessions, version)), errors=errors
+        changes=Changes(versions=dict.fromkeys(changed_sessions, version), hand_overs=hand_overs),
+        errors=errors,
     )
 
 
@@ -539,6 +580,8 @@ class _GroupContext(NamedTuple):
     been locked.
     """
 
+    subject: str
+    """The name of the group's subject."""
     route_version: int
     """The route version of the group's subject."""
     retention: Retention
@@ -556,6 +599,7 @@ class _GroupContext(NamedTuple):
 
 
 _context_query = sa.select(
+    subjects.c.name.label("subject"),
     subjects.c.route_version,
     subjects.c.retention,
     sa.exists()
@@ -574,6 +618,7 @@ def _read_context(connection: Connection, group: LockedGroup) -> _GroupContext:
         _context_query, parameters | {"of_name": rebuilt_duty(group.group_id)}
     ).one()
     return _GroupContext(
+        subject=row.subject,
         route_version=row.route_version,
         retention=Retention(row.retention),
         resetting=bool(row.resetting),

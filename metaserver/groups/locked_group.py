@@ -25,6 +25,7 @@ class LockedGroup:
     """A group that is locked until the transaction ends."""
 
     group_id: int
+    name: str
     subject_id: int
     last_token: FencingToken
     version: int
@@ -54,6 +55,7 @@ def lock_group(connection: Connection, group_id: int) -> LockedGroup:
         raise GroupUnknownError(f"consumer group {group_id} was deleted")
     return LockedGroup(
         group_id=row.group_id,
+        name=row.name,
         subject_id=row.subject_id,
         last_token=FencingToken(row.last_token),
         version=row.version,
@@ -91,20 +93,28 @@ def read_members(connection: Connection, group_id: int) -> dict[SessionId, bool]
     return {SessionId(row.session): row.suspended for row in rows}
 
 
+_expired_leases_query = (
+    sa.select(sa.func.count())
+    .select_from(leases.join(sessions, leases.c.session == sessions.c.session))
+    .where(sessions.c.group_id == sa.bindparam("of_group"), sessions.c.expires_at <= now_ms())
+)
+
+
 def end_expired_members(
     connection: Connection, group_id: int
-) -> tuple[dict[SessionId, bool], list[SessionId]]:
-    """End the group's expired sessions. Return the live ones in the form of `read_members`, and
-    those that were ended.
+) -> tuple[dict[SessionId, bool], list[SessionId], int]:
+    """End the group's expired sessions. Return the live ones in the form of `read_members`, those
+    that were ended, and how many leases these had.
     """
     rows = connection.execute(_members_query, {"of_group": group_id}).all()
     members = {SessionId(row.session): row.suspended for row in rows}
-    ended_sessions = (
-        end_expired_sessions(connection, group_id) if any(row.expired for row in rows) else []
-    )
+    if not any(row.expired for row in rows):
+        return members, [], 0
+    lost_leases = connection.execute(_expired_leases_query, {"of_group": group_id}).scalar_one()
+    ended_sessions = end_expired_sessions(connection, group_id)
     for session in ended_sessions:
         members.pop(session, None)
-    return members, ended_sessions
+    return members, ended_sessions, lost_leases
 
 
 _holders_query = (

@@ -100,6 +100,9 @@ class _FirstGrants:
     """The grants; None if the session has already ended."""
 
 
+EXPIRED = "silent for its ttl"
+"""The reason why a session ended that has sent no heartbeats."""
+
 Announce = Callable[
     [int, Sequence[Announcement], Callable[[Connection, bool], _FirstGrants]],
     Awaitable[_FirstGrants | None],
@@ -135,6 +138,17 @@ class _WaitingHeartbeat:
         return version is None or version != versions.get(self.row.group_id)
 
 
+@dataclass(slots=True)
+class GroupCounts:
+    """What this metaserver has done to groups since its start."""
+
+    expired_sessions: int = 0
+    lost_leases: int = 0
+    """The number of leases that ended with their sessions, without a release."""
+    hand_overs: int = 0
+    """The number of partitions that were granted after another session had held them."""
+
+
 class GroupService:
     """Manages the sessions of consumer groups and their grants in one database."""
 
@@ -161,6 +175,7 @@ class GroupService:
         self._create_group = create_group
         self._database = database
         self._settings = settings
+        self.counts = GroupCounts()
         self._wakeups: Wakeups[SessionId] = Wakeups()
         self._settle_flight: SingleFlight[int, None, None] = SingleFlight(
             self._settle_now, pause_ms_max=SETTLE_PAUSE_MS_MAX
@@ -615,8 +630,15 @@ class GroupService:
             self._grants_cache.clear()
         self._grants_cache[session] = grants
 
-    def _wake_heartbeats(self, changes: Changes, *, why: str = "silent for its ttl") -> None:
+    def _wake_heartbeats(self, changes: Changes, *, why: str = EXPIRED) -> None:
         """Wake the heartbeats of sessions that have ended or have new grants."""
+        counts = self.counts
+        counts.lost_leases += changes.lost_leases
+        counts.hand_overs += changes.hand_overs
+        if why == EXPIRED:
+            counts.expired_sessions += len(changes.ended_sessions)
+        if changes.rebalance:
+            log.info("%s", changes.rebalance)
         for session in changes.ended_sessions:
             log.info("session %s ended: %s", session, why)
             self._evict_grants(session)

@@ -242,6 +242,9 @@ def read_group(connection: Connection, subject: str, group: str) -> GroupView:
     for partition in subject_partitions(connection, row.subject_id, SERVED):
         lease = leases_by_id.get(partition.partition_id)
         session = None if lease is None else live_sessions.get(lease.session)
+        heir = None
+        if lease is not None and session is not None and lease.withdrawn:
+            heir = live_sessions.get(lease.wanted)
         owners.append(
             OwnerView(
                 partition=partition,
@@ -249,6 +252,7 @@ def read_group(connection: Connection, subject: str, group: str) -> GroupView:
                 session=None if session is None else session.session,
                 client=None if session is None else session.client,
                 expires_in_ms=None if session is None else max(0, session.left_ms),
+                hands_over_to=None if heir is None else heir.client,
             )
         )
     return GroupView(
@@ -269,6 +273,8 @@ def read_group(connection: Connection, subject: str, group: str) -> GroupView:
                 heard_ms=max(0, session.ttl_ms - session.left_ms),
                 expires_in_ms=max(0, session.left_ms),
                 suspended=session.suspended,
+                filter=session.filter,
+                unreached=tuple(session.unreached.split()),
             )
             for session in live_sessions.values()
         ),
@@ -281,6 +287,8 @@ _live_query = (
         sessions.c.session,
         sessions.c.client,
         sessions.c.ttl_ms,
+        sessions.c.filter,
+        sessions.c.unreached,
         (sessions.c.expires_at - now_ms()).label("left_ms"),
         sa.or_(sessions.c.suspended, groups.c.suspended, client_is_suspended).label("suspended"),
     )

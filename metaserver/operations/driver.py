@@ -93,6 +93,8 @@ from .views import operation_views, subject_operations
 
 log = logging.getLogger("keylane.metaserver")
 
+WAITS_LOGGED_MAX = 1_000
+"""The maximum number of operations whose logged waits are remembered."""
 SEND_MS = 5_000
 """Maximum time, in milliseconds, to spend on sending a start time to the broker of a child."""
 
@@ -264,6 +266,8 @@ class OperationDriver:
         self._rng = rng
         self._after_step = after_step
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._logged_waits: dict[int, str] = {}
+        """Maps each operation that waits to the reason that was logged last."""
         self._brokers_limit = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────
@@ -297,8 +301,11 @@ class OperationDriver:
             for operation_id, planned in begun_operations
             if not (operation_id or planned.busy_subject)
         ]
+        views = await self._database.read(operation_views, ids)
+        for view in views:
+            log.info("operation %d begins: %s of %s", view.operation_id, view.kind, view.subject)
         return OperationList(
-            operations=[*await self._database.read(operation_views, ids), *unchanged_operations],
+            operations=[*views, *unchanged_operations],
             busy=[planned.busy_subject for _, planned in begun_operations if planned.busy_subject],
             cordoned=request.broker_group if request.kind is OperationKind.EVACUATE else "",
         )
@@ -451,6 +458,9 @@ class OperationDriver:
         )
         if state is not operation.state:
             self._after_step(_STEP_OF_STATE[state])
+            if RULES[state].successor is None:
+                self._logged_waits.pop(operation_id, None)
+                log.info("operation %d on %s is %s", operation_id, operation.subject, state)
             if RULES[operation.state].runs and RULES[state].child_state is PartitionState.OPEN:
                 await self._announce_route(operation)
             return _RoundResult.STOP if RULES[state].action is None else _RoundResult.ADVANCED
@@ -458,7 +468,11 @@ class OperationDriver:
             return _RoundResult.STOP
         if next_action(operation.state, operation.pending) is not NextAction.WAIT:
             return _RoundResult.RETRY  # a broker refused, or a new consumer group must be announced
-        log.info("operation %d waits: %s", operation_id, problem)
+        if self._logged_waits.get(operation_id) != problem:
+            if len(self._logged_waits) >= WAITS_LOGGED_MAX:
+                self._logged_waits.clear()
+            self._logged_waits[operation_id] = problem
+            log.info("operation %d on %s waits: %s", operation_id, operation.subject, problem)
         pause_ms = PAUSE_MS if RULES[state].action is BrokerAction.ANNOUNCE else 0
         await self._database.write(
             release_operation, operation_id, driver=self.driver_id, pause_ms=pause_ms

@@ -36,7 +36,7 @@ from ..cluster.removals import plan_removals
 from ..cluster.subjects import read_route
 from ..cluster.unfinished import UNFINISHED
 from ..sql.cluster_facts import cluster_id_query
-from ..sql.dialect import now_ms
+from ..sql.dialect import calendar_ms, now_ms
 from ..sql.schema import brokers, groups, operations, partitions, steps, subjects
 from .states import (
     ACTION_OF_STEP,
@@ -443,6 +443,7 @@ def _store_steps(
 
 _update_partitions = sa.update(partitions).where(partitions.c.partition_id.in_(sa.bindparam("ids")))
 """Updates the columns named by its parameters."""
+_open_partitions = _update_partitions.values(state=PartitionState.OPEN, opened_at=calendar_ms())
 _raise_route_version = (
     sa.update(subjects)
     .where(subjects.c.subject_id == sa.bindparam("of_subject"))
@@ -481,7 +482,7 @@ def _change_route(connection: Connection, operation: Operation, rule: Rule) -> N
     connection.execute(
         _update_partitions, {"ids": skipped_parents(operation.pending), **abandoned_values}
     )
-    connection.execute(_update_partitions, {"ids": child_ids, "state": rule.child_state})
+    connection.execute(_open_partitions, {"ids": child_ids})
     # These children open although their silent brokers do not know every group, so the brokers must
     # never serve them.
     unannounced_ids = [

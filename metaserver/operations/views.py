@@ -149,6 +149,7 @@ def subject_history(connection: Connection, name: str) -> SubjectHistory:
                 partitions.c.end_offset,
                 partitions.c.abandoned,
                 partitions.c.lost,
+                partitions.c.opened_at,
             ).where(is_in_subject)
         )
     }
@@ -161,6 +162,7 @@ def subject_history(connection: Connection, name: str) -> SubjectHistory:
                 end_offset=rows_by_id[partition.partition_id].end_offset,
                 abandoned=rows_by_id[partition.partition_id].abandoned,
                 lost=rows_by_id[partition.partition_id].lost,
+                opened_ms=rows_by_id[partition.partition_id].opened_at,
             )
             for partition in read_partitions(connection, PartitionFilter(is_in_subject))
         ],

@@ -197,6 +197,6 @@ class RemovalService:
                 problem = (
                     f"partition {removal.partition_id} on {removal.broker_group!r}: {error.message}"
                 )
-                log.info("%s", problem)
+                log.debug("%s", problem)
                 self._problems.setdefault(key, problem)
                 return None

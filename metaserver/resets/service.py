@@ -266,7 +266,7 @@ class ResetService:
                     endpoints.SET_CURSOR, request, id=partition.partition_id
                 )
             except OverloadedError as error:
-                log.info("partition %d: %s", partition.partition_id, error.message)
+                log.debug("partition %d: %s", partition.partition_id, error.message)
                 await asyncio.sleep(pause_ms / 1000)
         return await self._broker_client(partition).control(
             endpoints.SET_CURSOR, request, id=partition.partition_id

@@ -194,12 +194,12 @@ class Announcer:
             except KeylaneError as error:
                 if isinstance(error, NotSentError | OutcomeUnknownError | ForeignServerError):
                     silent_addresses.add(first_announcement.address)
-                log.info("partition %d: %s", first_announcement.partition_id, error.message)
+                log.debug("partition %d: %s", first_announcement.partition_id, error.message)
                 return set()
         announced_ids = {each.partition_id for each in batch}
         for failure in reply.refused_partitions:
             announced_ids.discard(failure.partition_id)
-            log.info("partition %d: %s", failure.partition_id, failure.reason)
+            log.debug("partition %d: %s", failure.partition_id, failure.reason)
         return announced_ids
 
 

@@ -340,7 +340,7 @@ class PartitionExpirer:
             try:
                 status = await broker.control(endpoints.PARTITION, id=partition.partition_id)
             except KeylaneError as error:
-                log.info("partition %d: %s", partition.partition_id, error.message)
+                log.debug("partition %d: %s", partition.partition_id, error.message)
                 return False
         is_sealed = status.state is PartitionState.SEALED
         return is_sealed and status.first_offset == status.next_offset == end_offset

@@ -93,6 +93,7 @@ class SqliteDatabase:
     """SQLite in a file, with a single writer. See `Database` for the contract."""
 
     name = "sqlite"
+    connections = 2 + READERS
 
     def __init__(
         self,

@@ -53,6 +53,26 @@ def _postgresql_now(_element: now_ms, _compiler: Any, **_kwargs: Any) -> str:
     return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
 
 
+class calendar_ms(FunctionElement[int]):  # noqa: N801  a function in SQL
+    """The calendar's time in milliseconds since 1970, as an SQL function. It may jump, and is only
+    shown to people.
+    """
+
+    type = sa.BigInteger()
+    inherit_cache = True
+    name = "calendar_ms"
+
+
+@compiles(calendar_ms, "sqlite")
+def _sqlite_calendar(_element: calendar_ms, _compiler: Any, **_kwargs: Any) -> str:
+    return "keylane_calendar_ms()"
+
+
+@compiles(calendar_ms, "postgresql")
+def _postgresql_calendar(_element: calendar_ms, compiler: Any, **kwargs: Any) -> str:
+    return _postgresql_now(now_ms(), compiler, **kwargs)
+
+
 def begin_snapshot(connection: Connection) -> None:
     """
     Make all statements of a read-only transaction see the same snapshot. Must be called before the
@@ -166,6 +186,7 @@ def prepare_sqlite(
     def configure(connection: Any) -> None:
         connection.isolation_level = None  # transactions begin in `do_begin`, not in the driver
         connection.create_function("keylane_now_ms", 0, clock.boot_ms)
+        connection.create_function("keylane_calendar_ms", 0, clock.wall_ms)
         cursor = connection.cursor()
         for pragma in (
             f"busy_timeout={BUSY_MS}",

@@ -177,6 +177,7 @@ class PostgresDatabase:
     """
 
     name = "postgresql"
+    connections = CONNECTIONS + RENEWING_CONNECTIONS
 
     def __init__(self, url: URL, clock: Clock, *, broker_ttl_ms: int) -> None:
         self._url = url

@@ -300,6 +300,7 @@ partitions = Table(
         server_default=false(),
         comment="expired because the loss of its disk was accepted",
     ),
+    Column("opened_at", BigInteger, comment="calendar of the database, ms; none: not known"),
     UniqueConstraint("subject_id", "name"),
     sqlite_autoincrement=True,  # ids are never reused
 )

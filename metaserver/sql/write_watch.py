@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -21,6 +22,7 @@ from sqlalchemy.engine import Connection
 
 from ...protocol.clock import Clock
 from ...protocol.errors import StorageError
+from ...rpc.operating.histogram import Histogram
 from .database import SqlDatabase, SqliteDatabase
 from .dialect import insert_or_replace
 from .schema import facts
@@ -34,6 +36,8 @@ PROBE_TIMEOUT_S = 2.0
 SILENT_MS = 2_000
 """Time, in milliseconds, after which an unresponsive database counts as silent."""
 PROBE_FACT = "written"
+DURATION_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+"""The upper bounds of the durations of transactions: PostgreSQL gives up after 10 s."""
 
 
 class WatchedDatabase:
@@ -42,14 +46,21 @@ class WatchedDatabase:
     def __init__(self, database: SqlDatabase, clock: Clock) -> None:
         self._database = database
         self._boot_ms = clock.boot_ms
+        self._boot_ns = clock.boot_ns
+        self.durations = {kind: Histogram(DURATION_BOUNDS_S) for kind in ("read", "renew", "write")}
+        """Maps each kind of transaction to the durations from its call to its result, including the
+        wait for a connection.
+        """
+        self.failures = Counter(dict.fromkeys(self.durations, 0))
+        """The number of failed transactions by kind."""
         self._problem = ""
         self._last_write_ms = clock.boot_ms()
         """Time of the last successful write, in milliseconds since boot; opening the database
         counts as a write.
         """
         self._last_probe_ms = 0
-        self._open_count = 0
-        """Number of open transactions."""
+        self.open_count = 0
+        """Number of transactions that run, or wait for a connection."""
         self._silent_since_ms: int | None = None
         """Time, in milliseconds since boot, since which transactions have been open and none has
         ended; None if none is open.
@@ -70,41 +81,52 @@ class WatchedDatabase:
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.write`."""
-        return await self._watch_write(self._database.write(work, *args, **kwargs))
+        return await self._watch_write("write", self._database.write(work, *args, **kwargs))
 
     async def write_urgent(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.write_urgent`."""
-        return await self._watch_write(self._database.write_urgent(work, *args, **kwargs))
+        return await self._watch_write("write", self._database.write_urgent(work, *args, **kwargs))
 
     async def renew(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.renew`."""
-        return await self._watch_write(self._database.renew(work, *args, **kwargs))
+        return await self._watch_write("renew", self._database.renew(work, *args, **kwargs))
 
     async def read(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.read`."""
-        return await self._watch_response(self._database.read(work, *args, **kwargs))
+        return await self._watch_response("read", self._database.read(work, *args, **kwargs))
 
-    async def _watch_response(self, transaction: Awaitable[T]) -> T:
-        """Await a transaction and record whether the database responds."""
+    @property
+    def connections(self) -> int:
+        """The number of transactions that can run at the same time."""
+        return self._database.connections
+
+    async def _watch_response(self, kind: str, transaction: Awaitable[T]) -> T:
+        """Await a transaction, and record whether and how fast the database responds."""
+        began_ns = self._boot_ns()
         if self._silent_since_ms is None:
             self._silent_since_ms = self._boot_ms()
-        self._open_count += 1
+        self.open_count += 1
         has_failed = False
         try:
             return await transaction
-        except (StorageError, asyncio.CancelledError):
+        except StorageError:
+            has_failed = True
+            self.failures[kind] += 1
+            raise
+        except asyncio.CancelledError:
             has_failed = True
             raise
         finally:
-            self._open_count -= 1
+            self.durations[kind].observe(self._boot_ns() - began_ns)
+            self.open_count -= 1
             if not has_failed:
-                self._silent_since_ms = self._boot_ms() if self._open_count else None
+                self._silent_since_ms = self._boot_ms() if self.open_count else None
 
     def describe_silence(self) -> str:
         """Return a text that says for how long the database has not responded, or ""."""
@@ -113,10 +135,10 @@ class WatchedDatabase:
         silent_ms = self._boot_ms() - self._silent_since_ms
         return f"nothing for {silent_ms // 1000} s" if silent_ms >= SILENT_MS else ""
 
-    async def _watch_write(self, transaction: Awaitable[T]) -> T:
+    async def _watch_write(self, kind: str, transaction: Awaitable[T]) -> T:
         """Await a writing transaction and record whether it succeeds."""
         try:
-            result = await self._watch_response(transaction)
+            result = await self._watch_response(kind, transaction)
         except StorageError as error:
             self._report_problem(error.message)
             raise

@@ -264,7 +264,7 @@ class StartService:
                         endpoints.SET_CURSOR, request_at_end, id=start.partition_id
                     )
             except KeylaneError as error:
-                log.info(
+                log.debug(
                     "start of group %s on partition %d: %s",
                     start.group,
                     start.partition_id,

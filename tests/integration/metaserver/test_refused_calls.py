@@ -165,3 +165,17 @@ async def test_broker_heartbeat_is_refused_when_its_address_is_not_loopback(
     assert [(broker["broker_group"], broker["address"]) for broker in after] == [
         (broker["broker_group"], broker["address"]) for broker in known
     ]
+
+
+@pytest.mark.parametrize("wanted", [b"0", b"9", b"-1", b'"2"', b"null"])
+async def test_number_of_copies_is_refused_when_no_group_may_have_it(
+    house: MetaAndBroker, wanted: bytes
+) -> None:
+    """Clients check it as well: this is what another program may send."""
+    url = f"http://{house.address}/v1/brokers/left/copies"
+    async with aiohttp.ClientSession() as session:
+        async with session.post(url, data=b'{"wanted": %b}' % wanted) as response:
+            assert response.status == 400
+            assert (await response.json())["code"] == InvalidRequestError.code
+        async with session.get(url) as response:
+            assert (await response.json())["wanted"] == 1

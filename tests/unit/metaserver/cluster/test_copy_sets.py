@@ -60,9 +60,17 @@ def change(
     return rows.run(change_copy_set, "g1", request)
 
 
-def promote(rows: Rows, copy_id: str, *, log_end: int = 500, lose: bool = False) -> CopySet:
+def promote(
+    rows: Rows,
+    copy_id: str,
+    *,
+    log_end: int = 500,
+    lose: bool = False,
+    gone_from: str = "",
+    start_ms: int = 0,
+) -> CopySet:
     request = PromoteCopy(copy_id=copy_id, broker_id="folder", log_end=log_end, lose=lose)
-    return rows.run(promote_copy, "g1", request)
+    return rows.run(promote_copy, "g1", request, gone_from=gone_from, start_ms=start_ms)
 
 
 def test_group_has_one_folder_until_more_are_wanted(rows: Rows) -> None:
@@ -110,6 +118,28 @@ def test_copy_is_promoted_when_acks_have_waited_for_it(rows: Rows) -> None:
         change(rows, opening="o2", version=1)
     assert change(rows, "b", opening="copy", version=1, term=0).members == ()
     assert change(rows, "b", opening="copy", version=2, term=1).members == ("b",)
+
+
+def test_others_of_the_set_stay_when_a_copy_is_promoted(rows: Rows) -> None:
+    """They have what was acked as well."""
+    change(rows, "a", "b", "c", version=0)
+    report(rows, "o1", ttl_ms=0)
+    assert promote(rows, "b").members == ("a", "c")
+
+
+def test_copy_takes_the_place_of_a_broker_that_is_gone_within_its_ttl(rows: Rows) -> None:
+    """Another copy has to wait until the first one could have started."""
+    change(rows, "a", "b", version=0)
+    with raises(Reason.BROKER_SERVES):
+        promote(rows, "a", gone_from="127.0.0.1:1")
+    taken = promote(rows, "a", gone_from="g1:1", start_ms=60_000)
+    assert (taken.promoted, taken.members) == ("a", ("b",))
+    assert promote(rows, "a", gone_from="g1:1", start_ms=60_000) == taken, "a repeat"
+    with raises(Reason.BROKER_SERVES, match="was given to copy a"):
+        promote(rows, "b", gone_from="g1:1", start_ms=60_000)
+    report(rows, "o2", "o1", "a", ttl_ms=0)
+    assert change(rows, "b", opening="o2", term=-1, version=0).promoted == ""
+    assert promote(rows, "b", start_ms=60_000).term == 2
 
 
 def test_promotion_is_over_when_a_broker_serves_again(rows: Rows) -> None:
