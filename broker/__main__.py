@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 
 from ..protocol.errors import KeylaneError
 from ..rpc.operating.reloading import ReloadableSettings
+from ..rpc.operating.service_manager import notify
 from ..rpc.program import announce_ready, announce_stop, run_program
-from .app import RunningBroker, run_broker, run_follower
+from .app import follows, run_broker, run_follower
 from .settings import RELOADED, SOURCES, BrokerSettings
 
 
@@ -29,18 +31,29 @@ def main(arguments: list[str] | None = None, *, prog: str = "keylane.broker") ->
     except KeylaneError as error:
         print(f"keylane: {error}", file=sys.stderr)
         return 1
-    running_brokers: list[RunningBroker] = []
+    adopting: list[Callable[[BrokerSettings], None]] = []
+    """Of the broker or follower that runs."""
 
     def adopt(new_settings: BrokerSettings) -> None:
-        for broker in running_brokers:
-            broker.adopt(new_settings)
+        for adopt_settings in adopting:
+            adopt_settings(new_settings)
 
     async def serve(stop: asyncio.Event) -> None:
-        if settings.follow:
-            await run_follower(settings, stop)
-            return
         ready = partial(announce_ready, "broker")
-        await run_broker(settings, stop, ready=ready, on_running=running_brokers.append)
+        is_follower = await asyncio.to_thread(follows, settings)
+        while not stop.is_set():
+            adopting.clear()
+            if is_follower:
+                notify(f"READY=1\nSTATUS=follows broker group {settings.group}")
+                if not await run_follower(settings, stop, on_running=adopting.append):
+                    return
+                adopting.clear()
+            is_follower = await run_broker(
+                settings,
+                stop,
+                ready=ready,
+                on_running=lambda broker: adopting.append(broker.adopt),
+            )
 
     return run_program(
         serve,

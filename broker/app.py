@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import SHORT_TEXT_CHARS_MAX, BrokerHeartbeat
 from ..protocol.endpoints import ACCESS_NEWS, BROKER, CHANGE_COPY_SET, NOTE_AUDIT
-from ..protocol.errors import AddressError, Reason
+from ..protocol.errors import AddressError, KeylaneError, Reason
 from ..protocol.frames import CancelScheduled, Follow, Schedule
 from ..protocol.http.access import AuditEvent, NoteAudit
 from ..protocol.membership.versions import VERSION
@@ -42,11 +42,19 @@ from ..rpc.plane.prompt import DataService
 from ..rpc.race import Race
 from ..rpc.server import ControlRoute, Server, document_route, front_route
 from ..rpc.threads.worker_thread import WorkerThread
-from .control import BrokerControl
+from .control import BrokerControl, no_quotas
 from .copies.follow_service import FollowService
 from .copies.follower import Follower
 from .copies.set_keeper import SetKeeper
-from .metrics import BrokerMetrics, collect_copies, collect_copy_set, expire_series_loop
+from .health_port import answering_probes, follower_routes
+from .metrics import (
+    BrokerMetrics,
+    collect_copies,
+    collect_copy_set,
+    collect_scheduled,
+    expire_series_loop,
+)
+from .offline.promotion import demote_folder, promote_folder
 from .parking import Parking
 from .peers import Peers
 from .posting import MessagePosting
@@ -58,12 +66,14 @@ from .scheduled.scheduler import Scheduler
 from .scheduling import Scheduling
 from .service import BrokerService
 from .settings import BrokerSettings
+from .storage.copy_file import is_copy
 from .storage.data_folder import (
     FolderIdentity,
     Opening,
     begin_opening,
     claim_folder,
     has_copies,
+    is_claimed,
     read_operators,
     record_heard,
     save_operators,
@@ -133,6 +143,8 @@ class RunningBroker:
     store: Store
     adopt: Callable[[BrokerSettings], None]
     """Applies those settings that may change while the broker runs: `settings.RELOADED`."""
+    is_behind: asyncio.Event
+    """See `Registration.is_behind`."""
 
 
 class _Folder(NamedTuple):
@@ -224,6 +236,7 @@ async def _run_server(
         data_begin=service.begin,
         limits=limits,
         on_refusal=metrics.count_refusal,
+        time_call=metrics.time_call,
         serving=settings,
         tls=served_network.tls,
         guard=guard,
@@ -235,7 +248,8 @@ async def _run_server(
     await server.start(settings.host, settings.port)
     watch_task = asyncio.create_task(metrics.watch_loop())
     try:
-        yield server.address
+        async with answering_probes(settings, served_network, routes, guard):
+            yield server.address
     finally:
         await _cancel(watch_task)
         await server.stop()
@@ -352,6 +366,7 @@ async def serving_broker(
             scheduled=scheduler.view,
             copies=lambda: following.view(keeper.commitment.members or ()),
             waits_for_copies=lambda: keeper.problem,
+            limited=no_quotas if broker_guard is None else broker_guard.guard.limited,
             metaservers=settings.meta,
         )
         posting = MessagePosting(peers, clock=clock, rng=rng)
@@ -367,6 +382,7 @@ async def serving_broker(
         metrics = _create_metrics(store, files, service, clock, broker_guard)
         metrics.add(partial(collect_copies, following.lag_bytes))
         metrics.add(partial(collect_copy_set, keeper))
+        metrics.add(partial(collect_scheduled, scheduler))
         routes = _collect_routes(
             control, posting, peers, scheduling, parking, metrics, metaservers=settings.meta
         )
@@ -383,7 +399,13 @@ async def serving_broker(
             keeper.run(),
         ]
         _start_loops(stack, loops if broker_guard is None else [*loops, broker_guard.audit.run()])
-        yield RunningBroker(address, folder_state.identity, store, retention.apply_settings)
+        yield RunningBroker(
+            address,
+            folder_state.identity,
+            store,
+            retention.apply_settings,
+            registration.is_behind,
+        )
 
 
 def _start_loops(
@@ -633,13 +655,29 @@ def tune_interpreter() -> None:
     gc.freeze()
 
 
+REPLACED_POLL_S = 1.0
+"""How often a broker that was refused asks whether another one serves, in seconds."""
+
+
 async def run_follower(
-    settings: BrokerSettings, stop: asyncio.Event, *, network: Network | None = None
-) -> None:
+    settings: BrokerSettings,
+    stop: asyncio.Event,
+    *,
+    network: Network | None = None,
+    on_running: Callable[[Callable[[BrokerSettings], None]], None] = lambda _adopt: None,
+) -> bool:
     """
-    Keep the data folder a copy of that of the group's broker until `stop` is set.
+    Keep the data folder a copy of that of the group's broker until `stop` is set, or the copy has
+    the broker's place.
 
     A caller that passes a `network` must close it.
+
+    Args:
+        on_running: called with what applies those settings that may change while it follows: the
+            certificates.
+
+    Returns:
+        True if a broker may be run on the folder now.
 
     Raises:
         DataFolderError, FolderRefusedError, StorageError: the folder cannot follow the broker.
@@ -649,7 +687,9 @@ async def run_follower(
         stack.callback(files.close)
         write = WorkerThread("copy")
         stack.callback(write.close)
-        network = network or _own_network(stack, settings, ServedNetwork(settings))
+        served_network = ServedNetwork(settings)
+        network = network or _own_network(stack, settings, served_network)
+        on_running(served_network.adopt)
         await write(files.lock)
         restrict_permissions(str(settings.data))
         follower = Follower(
@@ -660,13 +700,19 @@ async def run_follower(
             run_blocking=write,
             clock=SystemClock(),
             rng=random.SystemRandom(),
+            takes_over=settings.failover,
         )
+        probed = follower_routes(follower, served_network, SystemClock().boot_ns)
+        await stack.enter_async_context(answering_probes(settings, served_network, probed))
         async with Race() as race:
             following = race.start(follower.run())
             race.start(stop.wait())
             await race.first()
-            if following.done():
-                following.result()
+            if not following.done():
+                return False
+            following.result()
+        await write(promote_folder, files)
+        return True
 
 
 async def run_broker(
@@ -675,17 +721,72 @@ async def run_broker(
     *,
     ready: Callable[[str], None],
     on_running: Callable[[RunningBroker], None] = lambda _broker: None,
-) -> None:
+) -> bool:
     """
-    Serve until `stop` is set. Tunes the whole process, which must not do any other work.
+    Serve until `stop` is set, or with `failover` until another folder has this one's place. Tunes
+    the whole process, which must not do any other work.
 
     Args:
         ready: called with the address once the broker listens. It may not be registered yet at that
             time.
         on_running: called with the broker before `ready` is called.
+
+    Returns:
+        True if the folder is a copy now.
     """
     async with running_broker(settings) as broker:
         tune_interpreter()
         on_running(broker)
         ready(broker.address)
-        await stop.wait()
+        async with Race() as race:
+            race.start(stop.wait())
+            if settings.failover:
+                race.start(_wait_until_replaced(settings, broker))
+            await race.first()
+    if stop.is_set():
+        return False
+    await asyncio.to_thread(_demote, settings)
+    return True
+
+
+async def _wait_until_replaced(settings: BrokerSettings, broker: RunningBroker) -> None:
+    """Wait until a metaserver has refused this folder as an older one, and another broker of the
+    group serves.
+    """
+    await broker.is_behind.wait()
+    async with contextlib.AsyncExitStack() as stack:
+        network = _own_network(stack, settings, ServedNetwork(settings))
+        meta = MetaClient(network, settings.meta)
+        while True:
+            with contextlib.suppress(KeylaneError):
+                for view in (await meta.health()).details.get("brokers", []):
+                    is_own = view["broker_group"] == settings.group
+                    if is_own and view["available"] and view["address"] != broker.address:
+                        return
+            await asyncio.sleep(REPLACED_POLL_S)
+
+
+def _demote(settings: BrokerSettings) -> None:
+    """Make the folder a copy. Blocks."""
+    files = make_files(str(settings.data))
+    try:
+        files.lock()
+        demote_folder(files, copy_id=f"{random.SystemRandom().getrandbits(128):032x}")
+    finally:
+        files.close()
+    log.warning(
+        "another folder has taken the place of %s in broker group %s: it is a copy now",
+        settings.data,
+        settings.group,
+    )
+
+
+def follows(settings: BrokerSettings) -> bool:
+    """Return True if the folder is to be kept as a copy: with `failover`, that is what it is."""
+    if not settings.failover:
+        return settings.follow
+    files = make_files(str(settings.data))
+    try:
+        return is_copy(files) or (settings.follow and not is_claimed(files))
+    finally:
+        files.close()

@@ -42,12 +42,15 @@ from ..protocol.progress import (
     SetCursor,
 )
 from ..protocol.reading.bounds import AskBounds, BoundsList, BoundsOf, PartitionBounds
+from ..protocol.reading.newest import NewestMessage
 from ..protocol.reprocess.holds import Held, SetHold
 from ..protocol.text import parse_number
 from ..rpc.operating.probes import probe_routes
 from ..rpc.server import ControlRoute, Params, whole_number
+from .answering.newest import find_newest
 from .folder_ownership import FolderOwnership, check_copied, check_folder_ownership
 from .partition.damage import describe_damage
+from .partition.park_views import decode_key
 from .partition.partition import HostedPartition
 from .store.group_changes import drop_partition, forget_group, register_groups_at, set_cursor
 from .store.store import DURABLE, Store
@@ -122,9 +125,15 @@ same reason.
 """
 
 
+def no_quotas(_subject: str) -> tuple[str, int]:
+    """Return that no call waits for a quota."""
+    return "", 0
+
+
 class BrokerControl:
     """Answers control calls from a store's state. `registration`, `retention`, `refusal` and
-    `waits_for_copies` return the current problem, or "" if there is none.
+    `waits_for_copies` return the current problem, or "" if there is none; `limited` the quota that
+    delays calls about a subject, and for how long, in milliseconds.
     """
 
     def __init__(
@@ -143,6 +152,7 @@ class BrokerControl:
         scheduled: Callable[[], Mapping[str, object]] = dict,
         copies: Callable[[], Mapping[str, object]] = dict,
         waits_for_copies: Callable[[], str] = lambda: "",
+        limited: Callable[[str], tuple[str, int]] = no_quotas,
         metaservers: Sequence[str] = (),
     ) -> None:
         self._store = store
@@ -158,6 +168,7 @@ class BrokerControl:
         self._scheduled = scheduled
         self._copies = copies
         self._waits_for_copies = waits_for_copies
+        self._limited = limited
         self._metaservers = metaservers
         self._hosted_ids: list[int] = []
         """The sorted ids of the hosted partitions, as of version `_hosted_ids_version` of the
@@ -173,6 +184,7 @@ class BrokerControl:
             ControlRoute(endpoints.PARTITION, self.describe),
             ControlRoute(endpoints.OFFSET_AT, self.find_offset),
             ControlRoute(endpoints.PARTITION_BOUNDS, self.bounds),
+            ControlRoute(endpoints.NEWEST_MESSAGE, self.find_newest),
             ControlRoute(endpoints.SEAL, self.seal),
             ControlRoute(endpoints.SET_CURSOR, self.set_cursor),
             ControlRoute(endpoints.REGISTER_GROUPS, self.register_groups),
@@ -241,8 +253,11 @@ class BrokerControl:
         await check_copied(self._folder_ownership)
         partition = self._store.state.partition(partition_id_of(params))
         status = partition.status(now_ms=self._clock.boot_ms(), group=params.get("group"))
+        limited_by, limited_ms = self._limited(status.subject)
         return replace(
             status,
+            limited_by=limited_by,
+            limited_ms=limited_ms,
             unsealable=_seal_problem(self._store, partition),
             holds=self._store.holds.list_views(partition),
         )
@@ -278,6 +293,19 @@ class BrokerControl:
                 for asked in body.partitions
                 if (partition := self._store.state.partitions.get(asked.partition_id)) is not None
             ],
+        )
+
+    async def find_newest(self, _body: object, params: Params) -> NewestMessage:
+        """Return the newest message of a partition, or of one of its order keys."""
+        partition = self._store.state.partition(partition_id_of(params))
+        key = decode_key(params.get("key"))
+        await check_copied(self._folder_ownership)
+        return await find_newest(
+            self._store,
+            partition,
+            key,
+            params.get("group", ""),
+            wall_ms=self._clock.wall_ms(),
         )
 
     async def seal(self, _body: object, params: Params) -> PartitionStatus:
@@ -419,6 +447,8 @@ class BrokerControl:
                 "commits": self._store.commit.commits,
                 "scheduled": self._scheduled(),
                 "copies": self._copies(),
+                "waits_for_copies": waits,
+                "wall_ms": self._clock.wall_ms(),
             },
         )
 

@@ -1,4 +1,5 @@
-"""Collects the metrics of a broker: its traffic, its disk, and the lag of each consumer group.
+"""Collects the metrics of a broker: its traffic, its disk, its subjects, and what each consumer
+group does and how far it is behind.
 
 A scrape counts the lag of at most SCANNED_MAX partitions, a few at a time, to avoid delaying
 clients.
@@ -9,21 +10,31 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..protocol.clock import Clock
 from ..protocol.errors import StorageError
-from ..rpc.operating.metrics import Labels, counter, gauge, histogram, labelled, largest
+from ..rpc.operating.metrics import (
+    Labels,
+    counter,
+    gauge,
+    histogram,
+    histograms,
+    labelled,
+    largest,
+)
 from .partition.partition import Group, HostedPartition
 from .storage.files import Files
 from .store.store import Store
-from .store.traffic import OTHER, Flow
+from .store.traffic import OTHER, Flow, GroupFlow
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from .copies.set_keeper import SetKeeper
+    from .scheduled.scheduler import Scheduler
 
 log = logging.getLogger("keylane.broker")
 SCANNED_MAX = 20_000
@@ -33,23 +44,35 @@ SCANNED_PER_TURN = 500
 millisecond.
 """
 AGED_MAX = 1_000
-"""The maximum number of partitions for which one scrape reads the age of the oldest unacked
-message.
+"""The maximum number of partitions for which one scrape reads the age of the oldest message, and
+the same for that of the oldest unacked one.
 """
 SERIES_MS = 10_000
 """The interval between two searches for removed subjects, in milliseconds."""
 OTHERS: Labels = (("subject", OTHER),)
 
 
-class _Lagging(NamedTuple):
-    """A consumer group with unacked messages on a partition."""
+class _Aged(NamedTuple):
+    """A message whose age is reported: the oldest that a group has not acked, or the oldest of a
+    partition.
+    """
 
     messages: int
+    """The number of messages from this one on, without acked ones."""
     partition_id: int
-    group: str
-    subject: str
-    cursor: int
+    offset: int
     readable_offset: int
+    labels: Labels
+
+
+class _SubjectScan:
+    """The figures of a subject, summed over its partitions."""
+
+    __slots__ = ("end_offset", "messages")
+
+    def __init__(self) -> None:
+        self.end_offset = 0
+        self.messages = 0
 
 
 class _LagScan:
@@ -59,15 +82,41 @@ class _LagScan:
         self.lag: dict[Labels, float] = {}
         self.parked: dict[Labels, float] = {}
         self.removed_unread: dict[Labels, float] = {}
-        self.lagging_groups: list[_Lagging] = []
+        self.subjects: dict[str, _SubjectScan] = {}
+        self.oldest: list[_Aged] = []
+        """The oldest messages of up to AGED_MAX partitions."""
+        self.lagging_groups: list[_Aged] = []
         """A heap of the AGED_MAX (partition, group) pairs with the greatest lag."""
         self.locks = 0
         self.partition_count = 0
+
+    @property
+    def group_names(self) -> set[tuple[str, str]]:
+        """The (subject, group) of each group."""
+        return {(subject, group) for (_, subject), (_, group) in self.lag}
 
     def add(self, partition: HostedPartition, now_ms: int) -> None:
         """Add a partition to the results."""
         self.partition_count += 1
         subject = partition.facts.subject
+        figures = self.subjects.get(subject)
+        if figures is None:
+            figures = self.subjects[subject] = _SubjectScan()
+        end = partition.readable_offset
+        figures.end_offset += end
+        stored = end - partition.first_offset
+        if stored:
+            figures.messages += stored
+            if len(self.oldest) < AGED_MAX:
+                self.oldest.append(
+                    _Aged(
+                        stored,
+                        partition.partition_id,
+                        partition.first_offset,
+                        end,
+                        (("subject", subject),),
+                    )
+                )
         for group in partition.groups.values():
             labels = (("subject", subject), ("group", group.name))
             messages = lag_of(partition, group)
@@ -75,20 +124,11 @@ class _LagScan:
             self.locks += group.lock.holder_at(now_ms) is not None
             if group.parked_messages:
                 self.parked[labels] = self.parked.get(labels, 0) + group.parked_messages
-            if group.removed_unread:
-                self.removed_unread[labels] = (
-                    self.removed_unread.get(labels, 0) + group.removed_unread
-                )
+            # Also 0: an alert on its growth has to see the first loss.
+            self.removed_unread[labels] = self.removed_unread.get(labels, 0) + group.removed_unread
             if messages:
                 cursor = max(group.acked.cursor, partition.first_offset)
-                lagging_group = _Lagging(
-                    messages,
-                    partition.partition_id,
-                    group.name,
-                    subject,
-                    cursor,
-                    partition.readable_offset,
-                )
+                lagging_group = _Aged(messages, partition.partition_id, cursor, end, labels)
                 if len(self.lagging_groups) < AGED_MAX:
                     heapq.heappush(self.lagging_groups, lagging_group)
                 else:
@@ -132,6 +172,10 @@ class BrokerMetrics:
         self._files = files
         self._clock = clock
         self._waiting = waiting
+        self._times_ms: dict[tuple[int, int], int] = {}
+        """Maps (partition id, offset) to when that message was stored, for the messages that the
+        last scrape looked up.
+        """
         self._others: dict[str, _MonotonicSum] = {}
         """Maps each metric family to the combined sample of the subjects that have no sample of
         their own.
@@ -140,12 +184,15 @@ class BrokerMetrics:
     async def collect(self) -> Iterable[Metric]:
         """Scan the partitions, and return all metrics."""
         scan = await self._scan_partitions()
-        ages = (
-            await self._store.run_read(self._measure_ages, scan.lagging_groups)
-            if scan.lagging_groups
-            else {}
-        )
-        return [*self._collect_traffic(), *self._collect_state(), *self._collect_groups(scan, ages)]
+        ages = await self._measure_ages([*scan.oldest, *scan.lagging_groups])
+        if scan.partition_count >= len(self._store.state.partitions):
+            self._store.traffic.remove_groups(scan.group_names)
+        return [
+            *self._collect_traffic(),
+            *self._collect_state(),
+            *self._collect_subjects(scan, ages),
+            *self._collect_groups(scan, ages),
+        ]
 
     async def _scan_partitions(self) -> _LagScan:
         scan = _LagScan()
@@ -160,34 +207,60 @@ class BrokerMetrics:
             await asyncio.sleep(0)
         return scan
 
-    def _measure_ages(self, laggards: list[_Lagging]) -> dict[Labels, float]:
-        """Return a dict that maps (subject, group) to the age of its oldest unacked message in
-        seconds. Blocks.
+    async def _measure_ages(self, messages: list[_Aged]) -> dict[Labels, float]:
+        """Return a dict that maps labels to the age of the oldest message with these labels, in
+        seconds. Only messages that the last scrape did not look up are looked up.
         """
+        times_ms = {
+            place: at_ms
+            for message in messages
+            if (at_ms := self._times_ms.get(place := (message.partition_id, message.offset)))
+            is not None
+        }
+        unknown = [each for each in messages if (each.partition_id, each.offset) not in times_ms]
+        if unknown:
+            times_ms |= await self._store.run_read(self._look_up_times, unknown)
+        self._times_ms = times_ms
         now_ms = self._clock.wall_ms()
         ages: dict[Labels, float] = {}
-        for lagging_group in laggards:
+        for message in messages:
+            at_ms = times_ms.get((message.partition_id, message.offset))
+            if at_ms is not None:
+                age_s = max(0, now_ms - at_ms) / 1000
+                ages[message.labels] = max(ages.get(message.labels, 0), age_s)
+        return ages
+
+    def _look_up_times(self, messages: list[_Aged]) -> dict[tuple[int, int], int]:
+        """Return a dict that maps (partition id, offset) to when the message was stored. Blocks."""
+        times_ms = {}
+        for message in messages:
             try:
                 units = self._store.queues.find(
-                    lagging_group.partition_id,
-                    lagging_group.cursor,
-                    end=lagging_group.readable_offset,
+                    message.partition_id,
+                    message.offset,
+                    end=message.readable_offset,
                     bytes_max=1,
                 )
             except StorageError:
                 continue  # the read that needs the message reports the damage
             if units:
-                labels = (("subject", lagging_group.subject), ("group", lagging_group.group))
-                age_s = max(0, now_ms - units[0].appended_at_ms) / 1000
-                ages[labels] = max(ages.get(labels, 0), age_s)
-        return ages
+                times_ms[message.partition_id, message.offset] = units[0].appended_at_ms
+        return times_ms
 
     def _collect_traffic(self) -> Iterable[Metric]:
         traffic = self._store.traffic
         yield from self._collect_flows("stored", "became durable", traffic.stored)
         yield from self._collect_flows("handed", "went to consumers and readers", traffic.delivered)
-        yield histogram(
-            "keylane_broker_append_seconds", "From an append's arrival to its ack.", traffic.appends
+        yield histograms(
+            "keylane_broker_request_seconds",
+            "From the arrival of a request of the data plane to its answer, by kind; without the "
+            "wait of a pull for messages.",
+            {
+                (("kind", _kind_name(kind)),): values
+                for kind, values in sorted(
+                    traffic.requests.items(), key=lambda each: each[0].__name__
+                )
+            },
         )
         yield histogram(
             "keylane_broker_commit_seconds", "Write and sync of a group commit.", traffic.commits
@@ -237,6 +310,25 @@ class BrokerMetrics:
         yield gauge("keylane_broker_disk_free_bytes", "Free on its disk.", self._files.free_bytes())
         yield gauge("keylane_broker_disk_bytes", "Size of its disk.", self._files.total_bytes())
 
+    def _collect_subjects(self, scan: _LagScan, ages: dict[Labels, float]) -> Iterable[Metric]:
+        ends: dict[Labels, float] = {}
+        messages: dict[Labels, float] = {}
+        for subject, figures in scan.subjects.items():
+            ends[("subject", subject),] = figures.end_offset
+            messages[("subject", subject),] = figures.messages
+        yield labelled(
+            "keylane_subject_end_offset",
+            "Sum of the end offsets of the subject's partitions.",
+            largest(ends),
+        )
+        messages = largest(messages)
+        yield labelled("keylane_subject_messages", "Messages that can be read.", messages)
+        yield labelled(
+            "keylane_subject_oldest_message_seconds",
+            "Age of the oldest message that can be read.",
+            {labels: ages[labels] for labels in messages if labels in ages},
+        )
+
     def _collect_groups(self, scan: _LagScan, ages: dict[Labels, float]) -> Iterable[Metric]:
         yield labelled(
             "keylane_group_lag_messages", "Messages that a group has not acked.", largest(scan.lag)
@@ -259,6 +351,39 @@ class BrokerMetrics:
             "Messages that retention removed before the group had acked them.",
             largest(scan.removed_unread),
         )
+        flows: dict[Labels, GroupFlow] = {
+            (("subject", subject), ("group", group)): flow
+            for (subject, group), flow in self._store.traffic.groups.items()
+        }
+        yield histograms(
+            "keylane_group_latency_seconds",
+            "From the send of a message to its ack; a sample of the messages.",
+            {labels: flow.latency for labels, flow in flows.items()},
+        )
+        yield labelled(
+            "keylane_group_failed_tries_total",
+            "Tries of messages that failed.",
+            {labels: flow.failed_tries for labels, flow in flows.items()},
+            counts=True,
+        )
+        yield labelled(
+            "keylane_group_newly_parked_messages_total",
+            "Messages that a group has set aside with their keys.",
+            {labels: flow.parked for labels, flow in flows.items()},
+            counts=True,
+        )
+        yield labelled(
+            "keylane_group_dead_letters_total",
+            "Messages that a group gave up.",
+            {labels: flow.dead for labels, flow in flows.items()},
+            counts=True,
+        )
+        yield labelled(
+            "keylane_group_redrives_total",
+            "Times that parked messages of a key were to be handled again.",
+            {labels: flow.redrives for labels, flow in flows.items()},
+            counts=True,
+        )
         yield gauge("keylane_broker_pull_locks", "Pull locks that are held.", scan.locks)
         group_count_without_age = max(0, len(self._store.state.partitions) - scan.partition_count)
         yield gauge(
@@ -266,6 +391,39 @@ class BrokerMetrics:
             "Partitions whose lag is not counted.",
             group_count_without_age,
         )
+
+
+def _kind_name(kind: type[object]) -> str:
+    """Return the name of a kind of frame as a label: "pull_shared" for PullShared."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+
+
+async def collect_scheduled(scheduler: Scheduler) -> Iterable[Metric]:
+    """Return the metrics of the scheduled messages."""
+    count, size_bytes = scheduler.amount
+    return [
+        gauge(
+            "keylane_broker_scheduled_messages",
+            "Messages that wait for their times.",
+            count,
+        ),
+        gauge("keylane_broker_scheduled_bytes", "Bytes of these messages.", size_bytes),
+        gauge(
+            "keylane_broker_scheduled_overdue_seconds",
+            "How long ago the earliest of these messages was due; 0 if none is.",
+            scheduler.overdue_ms / 1000,
+        ),
+        counter(
+            "keylane_broker_scheduled_delivered_total",
+            "Scheduled messages that were stored in their subjects.",
+            scheduler.delivered_count,
+        ),
+        counter(
+            "keylane_broker_scheduled_dropped_total",
+            "Scheduled messages that could not be stored when they were due, and never will be.",
+            scheduler.dropped_count,
+        ),
+    ]
 
 
 async def collect_copies(lag_bytes: Callable[[], Mapping[str, int]]) -> Iterable[Metric]:

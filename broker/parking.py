@@ -296,6 +296,7 @@ class Parking:
             group.name,
             first,
             count,
+            key=decode_key(params.get("key")),
             retrying=retrying,
             next_tries=self._has_owner(group),
         )

@@ -21,6 +21,7 @@ from ..protocol.errors import (
     FolderRefusedError,
     KeylaneError,
     OverloadedError,
+    Reason,
     RefusedError,
     RetryRule,
     UnreachableError,
@@ -114,6 +115,8 @@ class Registration:
         """True until the copies that acks wait for have what the log had when the broker was
         started: until then it is not known what was durable.
         """
+        self.is_behind = asyncio.Event()
+        """Set once a metaserver has said that this folder is an older one than its group's."""
         self._copied = asyncio.Event()
         self._first_report_ended = asyncio.Event()
         """Set together with `has_reported`."""
@@ -163,6 +166,12 @@ class Registration:
         if not self.problem:
             self._accepted.set()
 
+    def _note_refused(self, error: FolderRefusedError) -> None:
+        self.set_aside = error.message
+        self._accepted.clear()
+        if error.reason in {Reason.FOLDER_BEHIND, Reason.FOLDER_IN_USE}:
+            self.is_behind.set()
+
     def _set_reported(self) -> None:
         self.has_reported = not self.awaits_copies
         self._first_report_ended.set()
@@ -190,8 +199,7 @@ class Registration:
                     self.refusal = self.problem
                 self._log_failure(error)
                 if isinstance(error, FolderRefusedError):
-                    self.set_aside = error.message
-                    self._accepted.clear()
+                    self._note_refused(error)
                 self._set_reported()
                 wait_ms = pauses.next_pause_ms()
             else:
@@ -258,6 +266,8 @@ class Registration:
             self._boot_ms(), logging.INFO, logging.WARNING
         ):
             log.log(self._level, "registered%s after %s", again, failures)
+        elif not self._was_accepted:
+            log.info("registered with the metaserver")
 
 
 def _hint_of(error: KeylaneError) -> str:

@@ -44,6 +44,7 @@ from ..protocol.limits import (
     ACK_RANGES_MAX,
 )
 from ..protocol.offsets import IntervalSet
+from ..protocol.record import last_sent
 from ..rpc.answer_budget import reserve_bytes
 from ..rpc.plane.prompt import Handled, PromptCall
 from .answering.awaited_call import AwaitedCall
@@ -84,6 +85,10 @@ in nanoseconds since boot.
 _WITH_PAYLOAD = (Append, Schedule, ChangeParked, EditParked)
 _SERVED_ALWAYS = frozenset({Read, Follow})
 """The requests that are served from every folder: they change nothing."""
+_TIMED_APART = frozenset({Append, Pull, PullShared, Ack, Read})
+"""The requests whose handlers time them, because they may be answered without a task, or wait for
+messages.
+"""
 _LIVE = frozenset({Append, Pull, PullShared, Ack})
 """The requests that show that live clients are using the broker."""
 
@@ -103,6 +108,8 @@ class BrokerService:
         self._background_turns = asyncio.Lock()
         self._unpack_checks = UnpackChecks(store.run_read)
         self._pulls = OpenPulls(store, self._long_polls, clock)
+        requests_of = store.traffic.requests_of
+        self._append_latency, self._ack_latency = requests_of(Append), requests_of(Ack)
         store.on_change(self._long_polls.wake)
         self._handlers: dict[type[Any], FrameHandler] = {
             Append: self._append,
@@ -140,7 +147,11 @@ class BrokerService:
             await check_copied(self._folder_ownership)
         if kind in _LIVE:
             self._budget.last_live_at_ms = self._clock.boot_ms()
-        return await self._handlers[kind](request, payload)
+        began_ns = self._boot_ns()
+        handled = await self._handlers[kind](request, payload)
+        if kind not in _TIMED_APART:
+            self._store.traffic.requests_of(kind).observe(self._boot_ns() - began_ns)
+        return handled
 
     def begin(self, request: Request, payload: memoryview, call: PromptCall) -> bool:
         """Implement `DataService.begin`."""
@@ -199,7 +210,7 @@ class BrokerService:
             if error is not None:
                 call.refuse(error)
                 return
-            store.traffic.appends.observe(self._boot_ns() - began_ns)
+            self._append_latency.observe(self._boot_ns() - began_ns)
             call.answer(Appended(base_offset, DURABLE, duplicate, store.commit.copy_wait.folders))
 
         base_offset, duplicate = store.append(
@@ -268,12 +279,12 @@ class BrokerService:
     def _begin_pull(
         self, request: Pull, _payload: memoryview, call: PromptCall, now_ns: int
     ) -> bool:
-        return self._pulls.begin(request, call, now_ns // 1_000_000)
+        return self._pulls.begin(request, call, now_ns)
 
     async def _pull(self, request: Pull, _payload: memoryview) -> Handled:
         if request.wait_ms:
             call = AwaitedCall(self.handle)
-            if self._pulls.begin(request, call, self._clock.boot_ms()):
+            if self._pulls.begin(request, call, self._boot_ns()):
                 return await call.wait_answer()
         return await self._pulls.read(request)
 
@@ -311,7 +322,7 @@ class BrokerService:
             due_ms = max(now_ms + 1, min(deadline_ms, in_flight.next_deadline_ms))
             await self._long_polls.wait(partition.partition_id, due_ms - now_ms)
             partition, group = self._check_owner(request)
-        data = b""
+        data, began_ns = b"", self._boot_ns()
         if ranges:
             try:
                 start = ranges[0][0]
@@ -333,11 +344,15 @@ class BrokerService:
             tuple(pair for pair in suspects.items() if pair[0] in handed_out) if suspects else (),
             tuple(pair for pair in tries.items() if pair[0] in handed_out) if tries else (),
         )
-        self._store.traffic.count_delivered(
-            partition.facts.subject,
-            messages=sum(end - start for start, end in ranges),
-            size_bytes=len(data),
-        )
+        if data:
+            self._store.traffic.count_delivered(
+                partition.facts.subject,
+                messages=sum(end - start for start, end in ranges),
+                size_bytes=len(data),
+            )
+            if group.timed is None:
+                group.timed = last_sent(data)
+            self._store.traffic.requests_of(PullShared).observe(self._boot_ns() - began_ns)
         return answer, data
 
     async def _read(self, request: Read, _payload: memoryview) -> Handled:
@@ -346,6 +361,7 @@ class BrokerService:
         if request.wait_ms:
             partition = await self._long_polls.wait_to_read(request, self._store.state.partition)
             check_read(partition, request.offset, bytes_max)
+        began_ns = self._boot_ns()
         if request.background:
             bytes_max = await self.wait_background_turn(bytes_max)
             check_read(partition, request.offset, bytes_max)
@@ -353,6 +369,7 @@ class BrokerService:
         self._store.traffic.count_delivered(
             partition.facts.subject, messages=answer.upto - request.offset, size_bytes=len(data)
         )
+        self._store.traffic.requests_of(Read).observe(self._boot_ns() - began_ns)
         return answer, data
 
     async def wait_background_turn(self, wanted_bytes: int) -> int:
@@ -369,8 +386,14 @@ class BrokerService:
         def on_saved(error: KeylaneError | None) -> None:
             if error is not None:
                 call.refuse(error)
-            else:
-                call.answer(Acked(cursor, group.parked_version))
+                return
+            timed = group.timed
+            if timed is not None and timed[0] in group.acked:
+                group.timed = None
+                latency = self._store.traffic.group(partition.facts.subject, group.name).latency
+                latency.observe(self._clock.wall_ns() - timed[1])
+            self._ack_latency.observe(self._boot_ns() - now_ns)
+            call.answer(Acked(cursor, group.parked_version))
 
         if not self._save_then(partition, group, on_saved):
             on_saved(None)
@@ -407,7 +430,9 @@ class BrokerService:
         if request.failed:
             check_failed(request, partition)
             self._store.commit.check_room(0, is_control=True)
-            group.record_failures(request.failed)
+            failed_tries = group.record_failures(request.failed)
+            traffic = self._store.traffic
+            traffic.group(partition.facts.subject, group.name).failed_tries += failed_tries
         if request.failing is not None:
             check_failing(request.failing, partition)
             group.set_failing(request.failing)

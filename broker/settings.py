@@ -44,6 +44,20 @@ class BrokerSettings(ServingSettings):
             "doc": "keep the data folder a copy of that of the group's broker, and serve nothing"
         },
     )
+    failover: bool = field(
+        default=False,
+        metadata={
+            "doc": "with a copy: take the broker's place when it is gone; with the broker's "
+            "folder: make it a copy when another has taken its place"
+        },
+    )
+    health_port: int = field(
+        default=0,
+        metadata={
+            "doc": "port that answers /health/live, /health/ready and /metrics too, also while it "
+            "follows; 0: none"
+        },
+    )
     takeover_ms: int = field(
         default=0,
         metadata={
@@ -142,7 +156,7 @@ class BrokerSettings(ServingSettings):
             "doc": "file with the token of this broker, whose principal has the right cluster"
         },
     )
-    log_level: str = field(default="WARNING", metadata={"doc": "DEBUG, INFO, WARNING or ERROR"})
+    log_level: str = field(default="INFO", metadata={"doc": "DEBUG, INFO, WARNING or ERROR"})
     log_format: str = field(
         default="auto", metadata={"doc": "text, json, or auto: text on a terminal, json elsewhere"}
     )
@@ -153,6 +167,7 @@ class BrokerSettings(ServingSettings):
 
 _RANGES = {
     "port": (0, (1 << 16) - 1),
+    "health_port": (0, (1 << 16) - 1),
     "takeover_ms": (0, 3_600_000),
     "copy_lag_ms": (100, 600_000),
     "segment_bytes": (4096, 1 << 40),
@@ -177,8 +192,11 @@ def _find_problems(values: Mapping[str, object]) -> list[str]:
             check_name("broker group", values["group"])
         except InvalidRequestError as error:
             problems.append(f"group: {error.message}")
-    if not isinstance(values.get("follow", False), bool):
-        problems.append("follow must be true or false")
+    if values.get("health_port", 0) and values.get("health_port") == values.get("port"):
+        problems.append("health_port must not be port")
+    for name in ("follow", "failover"):
+        if not isinstance(values.get(name, False), bool):
+            problems.append(f"{name} must be true or false")
     data = values.get("data", Path())
     if not isinstance(data, Path) or "\0" in str(data):
         problems.append("data must be the path of a folder")

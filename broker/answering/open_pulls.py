@@ -28,6 +28,7 @@ from ...protocol.errors import InvalidRequestError
 from ...protocol.frames import Batches, Pull
 from ...protocol.limits import PART_BYTES_MAX, PULL_ANSWERS_MAX, PULL_WAIT_MS_MAX
 from ...protocol.offsets import IntervalSet, Range
+from ...protocol.record import last_sent
 from ...rpc.plane.prompt import Handled, PromptCall
 from ...rpc.threads.turn import at_end
 from ..partition.partition import Group, HostedPartition
@@ -51,10 +52,13 @@ class OpenPulls:
         self.store = store
         self.waiting = waiting
         self.boot_ms = clock.boot_ms
+        self.boot_ns = clock.boot_ns
+        self.latency = store.traffic.requests_of(Pull)
         self.open: dict[tuple[int, str], OpenPull] = {}
 
-    def begin(self, request: Pull, call: PromptCall, now_ms: int) -> bool:
+    def begin(self, request: Pull, call: PromptCall, now_ns: int) -> bool:
         """See `DataService.begin`."""
+        now_ms = now_ns // 1_000_000
         if request.tags:
             wanted_tags(request)
         partition, group, bytes_max = self._check(request, now_ms)
@@ -67,7 +71,7 @@ class OpenPulls:
             if not is_drained:
                 pull.wait(now_ms)
                 return True
-        return pull.answer(partition, bytes_max, now_ms)
+        return pull.answer(partition, bytes_max, now_ns)
 
     def _check(self, request: Pull, now_ms: int) -> tuple[HostedPartition, Group, int]:
         """Check a pull and its owner. Return the partition, the group, and the maximum size of the
@@ -89,15 +93,15 @@ class OpenPulls:
         """Answer a pull from within a task, without waiting for messages. May wait for room and for
         the disk.
         """
-        tags = wanted_tags(request)
-        partition, group, bytes_max = self._check(request, self.boot_ms())
+        tags, began_ns = wanted_tags(request), self.boot_ns()
+        partition, group, bytes_max = self._check(request, began_ns // 1_000_000)
         answer, data = await read_batches(
             self.store, partition, request, bytes_max, group.parked_version
         )
         if tags and data:
             answer, data = await self._filter_tags(request, partition, tags, answer, data)
         check_holder(group.lock, token=request.token, session=request.session)
-        self.record_pull(request, partition, group, answer.upto, len(data))
+        self.record_pull(request, partition, group, answer.upto, data, began_ns)
         return answer, data
 
     async def _filter_tags(
@@ -131,13 +135,24 @@ class OpenPulls:
             )
 
     def record_pull(
-        self, request: Pull, partition: HostedPartition, group: Group, end: int, size_bytes: int
+        self,
+        request: Pull,
+        partition: HostedPartition,
+        group: Group,
+        end: int,
+        data: bytes,
+        began_ns: int,
     ) -> None:
-        """Record that the owner has received the messages before offset `end`."""
+        """Record that the owner has received `data`, the messages before offset `end`."""
         group.suspects.record_pull(end)
+        if not data:
+            return
         self.store.traffic.count_delivered(
-            partition.facts.subject, messages=end - request.offset, size_bytes=size_bytes
+            partition.facts.subject, messages=end - request.offset, size_bytes=len(data)
         )
+        if group.timed is None:
+            group.timed = last_sent(data)
+        self.latency.observe(self.boot_ns() - began_ns)
 
 
 class OpenPull:
@@ -226,11 +241,11 @@ class OpenPull:
         if self._disconnect is None:  # it has ended in the meantime
             return
         pulls, request = self._pulls, self._request
-        now_ms = pulls.boot_ms()
+        now_ns = pulls.boot_ns()
         try:
-            partition, self._group = check_owner(pulls.store.state, request, now_ms)
+            partition, self._group = check_owner(pulls.store.state, request, now_ns // 1_000_000)
             bytes_max = check_read(partition, request.offset, request.bytes_max)
-            is_answered = self.answer(partition, bytes_max, now_ms)
+            is_answered = self.answer(partition, bytes_max, now_ns)
         except Exception as error:  # noqa: BLE001 - reported to the client, or logged
             self._close()
             self._call.refuse(error)
@@ -239,8 +254,11 @@ class OpenPull:
             self._close()
             self._call.hand_to_task(replace(request, wait_ms=0))
 
-    def answer(self, partition: HostedPartition, bytes_max: int, now_ms: int) -> bool:
-        """Answer from memory. Return False if `OpenPulls.read` must answer instead."""
+    def answer(self, partition: HostedPartition, bytes_max: int, now_ns: int) -> bool:
+        """Answer from memory. Return False if `OpenPulls.read` must answer instead. `now_ns` is
+        when the pull arrived, or was woken.
+        """
+        now_ms = now_ns // 1_000_000
         pulls, request, group, call = self._pulls, self._request, self._group, self._call
         data, end = b"", request.offset
         if end < partition.readable_offset:
@@ -251,7 +269,7 @@ class OpenPull:
                 return False
             data = b"".join(pieces)
         size = len(data)
-        pulls.record_pull(request, partition, group, end, size)
+        pulls.record_pull(request, partition, group, end, data, now_ns)
         has_more = self._stays_open(partition, end, size, now_ms)
         answer = batches_up_to(partition, end, group.parked_version, more=has_more)
         if not has_more:

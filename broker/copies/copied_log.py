@@ -117,6 +117,11 @@ class CopiedLog:
         return self._bases[-1] if self._bases else -1
 
     @property
+    def whole_end(self) -> int:
+        """The end of the last record that has come as a whole."""
+        return self.end - len(self._unparsed)
+
+    @property
     def barrier_position(self) -> int:
         """The position of the newest record with BARRIER, before which nothing is ever cut; the
         first position if there is none.

@@ -158,7 +158,7 @@ class FollowService:
         if position < 0 or (request.tail_start >= 0 and position >= log.first_position):
             copy.is_compared = True
         if position >= 0:
-            self._note(copy, position)
+            self._note(copy, position - request.unsynced_bytes)
         if position >= self._end_for(request) and request.wait_ms and not self._is_closed:
             await self._wait(request.wait_ms)
         if position < log.first_position:
@@ -171,7 +171,8 @@ class FollowService:
         data = b""
         if length:
             await reserve_bytes(length)
-            data = await self._read(position, length)
+            unsynced = log.read_unsynced(position, length)
+            data = await self._read(position, length) if unsynced is None else unsynced
         if position < log.first_position:  # retention was quicker
             return self._answer(log.first_position), b""
         return self._answer(position, segment), data
@@ -194,6 +195,11 @@ class FollowService:
         if request.broker_group != self._broker_group:
             raise WrongBrokerError(
                 f"this broker serves group {self._broker_group}, not {request.broker_group}"
+            )
+        if not 0 <= request.unsynced_bytes <= max(0, request.position):
+            raise InvalidRequestError(
+                f"{request.unsynced_bytes} bytes before position {request.position} cannot be "
+                "unsynced"
             )
         if request.bytes_max < 1 or not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
             raise InvalidRequestError(

@@ -26,7 +26,10 @@ import msgspec
 
 from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock
+from ...protocol.copies import TakeOver
+from ...protocol.endpoints import TAKE_OVER
 from ...protocol.errors import (
+    ConflictError,
     DataFolderError,
     FolderRefusedError,
     KeylaneError,
@@ -50,6 +53,10 @@ WAITS = Backoff(first_ms=100, max_ms=2_000)
 WAIT_MS = 1_000
 """How long a broker waits for a commit before it answers without bytes, in milliseconds."""
 CALL_TIMEOUT_MS = 10_000
+TAKE_OVER_CALL_TIMEOUT_MS = 1_000
+"""As CALL_TIMEOUT_MS, of a copy that may take the place of a broker that hangs."""
+TAKE_OVER_MS = 100
+"""The longest pause between two requests for the broker's place, in milliseconds."""
 NOTED_EVERY_MS = 10_000
 """How often the follower notes in its folder what is durable, in milliseconds."""
 
@@ -72,6 +79,7 @@ class Follower:
 
     Args:
         run_blocking: runs calls that read and write the folder.
+        takes_over: True if the copy asks for the place of its broker when it cannot reach it.
     """
 
     def __init__(
@@ -84,6 +92,7 @@ class Follower:
         run_blocking: RunBlocking,
         clock: Clock,
         rng: random.Random,
+        takes_over: bool = False,
     ) -> None:
         self._files = files
         self._broker_group = broker_group
@@ -91,6 +100,7 @@ class Follower:
         self._network = network
         self._run_blocking = run_blocking
         self._boot_ms = clock.boot_ms
+        self._takes_over = takes_over
         self._new_id = f"{rng.getrandbits(128):032x}"
         self._name = f"{rng.getrandbits(64):016x}"
         """The name of this follower: another one may have a folder with the same id."""
@@ -107,6 +117,17 @@ class Follower:
         self._noted_ms = 0
         self._removals: deque[_Removal] = deque()
         self._was_told_complete = False
+        self._broker: BrokerClient | None = None
+        """The broker that is followed; None while it is looked up."""
+        self._ahead: asyncio.Task[tuple[Followed, memoryview]] | None = None
+        """Asks for what follows the answer that is being stored."""
+        self._tail = _COMPARED
+        """What the next request lets the broker compare."""
+
+    @property
+    def _opened_log(self) -> CopiedLog:
+        assert self._log is not None
+        return self._log
 
     @property
     def end(self) -> int:
@@ -124,64 +145,123 @@ class Follower:
 
     async def run(self) -> None:
         """
-        Follow the broker until cancelled.
+        Follow the broker until cancelled, or a metaserver has given its place to this copy, whose
+        folder is ready for a promotion then.
 
         Raises:
             DataFolderError: the folder is not a copy, or one of another broker group.
             FolderRefusedError: the log of the broker is not the one that was copied.
             StorageError: the folder cannot be written to.
         """
-        copied = await self._run_blocking(self._open)
+        await self._run_blocking(self._open)
         pauses = WAITS.pauses(self._rng)
-        broker: BrokerClient | None = None
-        tail = _COMPARED
         try:
             while True:
                 try:
-                    if broker is None:
-                        broker = await self._find_broker()
-                        tail = await self._run_blocking(self._tail, copied.end)
-                    try:
-                        answer, payload = await self._ask(broker, tail)
-                    except FolderRefusedError as refused:
-                        # The broker was restarted, if the tail was not to be compared.
-                        if refused.reason is Reason.COPY_TAKEN:
-                            await self._run_blocking(self._take_new_id)
-                        elif tail is not _COMPARED:
-                            await self._cut_back(broker, refused)
-                        tail = await self._run_blocking(self._tail, copied.end)
-                        continue
-                    self._check_broker(answer)
+                    next_answer = await self._next_answer()
                 except FolderRefusedError:
                     raise
                 except KeylaneError as error:
                     self._log_failure(error)
-                    if broker is not None:
-                        await broker.close()
-                        broker = None
-                    await asyncio.sleep(pauses.next_pause_ms() / 1000)
+                    await self._disconnect()
+                    if await self._has_taken_over():
+                        return
+                    pause_ms = pauses.next_pause_ms()
+                    if self._takes_over:
+                        pause_ms = min(pause_ms, TAKE_OVER_MS)
+                    await asyncio.sleep(pause_ms / 1000)
                     continue
                 pauses.reset()
-                was_restarted = tail is _COMPARED and answer.opening != self._origin[1]
-                began = self._broker_first
-                self._broker_first = answer.first_position
-                if self.end >= 0 and (was_restarted or began < answer.position < self.end):
-                    # The broker may be on another copy of its folder, or has removed the beginning
-                    # of what was to be compared.
-                    tail = await self._run_blocking(self._tail, copied.end)
-                    continue
-                begins = answer.position != self.end
-                if not begins:  # what it has was compared
-                    self._durable_end = max(self._durable_end, min(answer.end, self.end))
-                await self._run_blocking(self._store, answer, payload)
-                tail = await self._run_blocking(self._tail, self.end) if begins else _COMPARED
-                self._log_progress()
+                if next_answer is not None:
+                    await self._take(*next_answer)
         finally:
-            if broker is not None:
-                await broker.close()
-            await self._run_blocking(copied.close)  # behind a call that was left running
+            await self._disconnect()
+            await self._run_blocking(self._opened_log.close)  # behind a call that was left running
 
-    def _open(self) -> CopiedLog:
+    async def _next_answer(self) -> tuple[Followed, memoryview] | None:
+        """
+        Return what the broker has after the end of the copy; None if more of the copy must be
+        compared first.
+
+        Raises:
+            KeylaneError: the broker cannot be found or asked.
+            FolderRefusedError: the log of the broker is not the one that was copied.
+        """
+        if self._broker is None:
+            self._broker = await self._find_broker()
+            await self._compare_next()
+        tail = self._tail
+        asked, self._ahead = self._ahead, None
+        try:
+            answer, payload = await (asked or self._ask(self._broker, self._request(tail)))
+        except FolderRefusedError as refused:
+            # The broker was restarted, if the tail was not to be compared.
+            if refused.reason is Reason.COPY_TAKEN:
+                await self._run_blocking(self._take_new_id)
+            elif tail is not _COMPARED:
+                await self._cut_back(self._broker, refused)
+            await self._compare_next()
+            return None
+        self._check_broker(answer)
+        was_restarted = tail is _COMPARED and answer.opening != self._origin[1]
+        began = self._broker_first
+        self._broker_first = answer.first_position
+        if self.end >= 0 and (was_restarted or began < answer.position < self.end):
+            # The broker may be on another copy of its folder, or has removed the beginning of what
+            # was to be compared.
+            await self._compare_next()
+            return None
+        return answer, payload
+
+    async def _take(self, answer: Followed, payload: memoryview) -> None:
+        """Store what the broker has answered, and ask for what follows meanwhile."""
+        begins = answer.position != self.end
+        if not begins:  # what it has was compared
+            self._durable_end = max(self._durable_end, min(answer.end, self.end))
+            self._tail = _COMPARED
+            if self._broker is not None and self._has_more(answer, len(payload)):
+                following = self._request(_COMPARED, wait_ms=0, unsynced_bytes=len(payload))
+                self._ahead = asyncio.ensure_future(self._ask(self._broker, following))
+        await self._run_blocking(self._store, answer, payload)
+        if begins:
+            await self._compare_next()
+        self._log_progress()
+
+    async def _compare_next(self) -> None:
+        """Let the broker compare the end of the copy with its own log at the next request."""
+        self._tail = await self._run_blocking(self._tail_at, self.end)
+
+    async def _disconnect(self) -> None:
+        """Close the connection to the broker, which is looked up anew."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.cancel()
+        broker, self._broker = self._broker, None
+        if broker is not None:
+            await broker.close()
+
+    async def _has_taken_over(self) -> bool:
+        """Ask a metaserver for the broker's place. Return True if this copy has it."""
+        if not (self._takes_over and self.is_complete):
+            return False
+        request = TakeOver(
+            copy_id=self._copy_id,
+            broker_id=self._origin[0],
+            log_end=self._opened_log.whole_end,
+        )
+        try:
+            await self._meta.call(TAKE_OVER, request, group=self._broker_group)
+        except ConflictError as error:  # it lives, or acks did not wait for this copy
+            log.debug("no place for the copy %s: %s", self._copy_id, error.message)
+            return False
+        except FolderRefusedError:
+            raise
+        except KeylaneError as error:
+            self._log_failure(error)
+            return False
+        return True
+
+    def _open(self) -> None:
         """Read what the folder has, and cut what a crash has left unfinished."""
         self._copy = read_copy_file(self._files)
         if self._copy is None:
@@ -214,14 +294,14 @@ class Follower:
                 "an empty folder",
                 path=self._files.name(),
             )
-        return self._log
 
     async def _find_broker(self) -> BrokerClient:
         """Ask a metaserver where the broker is. Raises NotSentError if it does not say."""
         details = (await self._meta.health()).details
         for view in details.get("brokers", []):
             if view["broker_group"] == self._broker_group:
-                return BrokerClient(self._network, view["address"], timeout_ms=CALL_TIMEOUT_MS)
+                timeout_ms = TAKE_OVER_CALL_TIMEOUT_MS if self._takes_over else CALL_TIMEOUT_MS
+                return BrokerClient(self._network, view["address"], timeout_ms=timeout_ms)
         raise NotSentError(f"broker group {self._broker_group} is not known yet")
 
     def _check_broker(self, answer: Followed) -> None:
@@ -234,27 +314,37 @@ class Follower:
                 broker_group=self._broker_group,
             )
 
-    def _tail(self, position: int) -> Tail:
+    def _tail_at(self, position: int) -> Tail:
         """Return what must be compared when the broker was restarted."""
-        copied = self._log
-        assert copied is not None
+        copied = self._opened_log
         return copied.tail(position, self._broker_first) if position >= 0 else _COMPARED
 
-    async def _ask(
-        self, broker: BrokerClient, tail: Tail, *, wait_ms: int = WAIT_MS
-    ) -> tuple[Followed, memoryview]:
-        """Ask for what follows the end of a tail. Raises KeylaneError."""
-        request = Follow(
+    def _has_more(self, answer: Followed, length: int) -> bool:
+        """Return True if the broker has more of the log than an answer of `length` bytes."""
+        return length == FOLLOW_BYTES_MAX or (length > 0 and answer.end > self.end + length)
+
+    def _request(self, tail: Tail, *, wait_ms: int = WAIT_MS, unsynced_bytes: int = 0) -> Follow:
+        """
+        Return a request for what follows the end of a tail.
+
+        Args:
+            unsynced_bytes: how many bytes follow the tail that are about to be stored.
+        """
+        return Follow(
             self._broker_group,
             self._copy_id,
-            self.end if tail is _COMPARED else tail.position,
+            (self.end if tail is _COMPARED else tail.position) + unsynced_bytes,
             FOLLOW_BYTES_MAX,
             wait_ms,
             tail.start,
             tail.crc,
             self._name,
+            unsynced_bytes,
         )
-        answer, payload = await broker.call(request, wait_ms=wait_ms)
+
+    async def _ask(self, broker: BrokerClient, request: Follow) -> tuple[Followed, memoryview]:
+        """Return the answer of a broker. Raises KeylaneError."""
+        answer, payload = await broker.call(request, wait_ms=request.wait_ms)
         assert isinstance(answer, Followed)
         return answer, payload
 
@@ -266,16 +356,15 @@ class Follower:
             FolderRefusedError: they differ before the last position that was durable at both.
             KeylaneError
         """
-        copied = self._log
-        assert copied is not None
+        copied = self._opened_log
         positions = await self._run_blocking(copied.last_positions)
         # Of these, the first `equal` are equal, and that at `different` is not.
         equal, different = 0, len(positions) - 1
         while equal < different:
             middle = (equal + different) // 2
-            tail = await self._run_blocking(self._tail, positions[middle])
+            tail = await self._run_blocking(self._tail_at, positions[middle])
             try:
-                answer, _ = await self._ask(broker, tail, wait_ms=0)
+                answer, _ = await self._ask(broker, self._request(tail, wait_ms=0))
             except FolderRefusedError as error:
                 if error.reason is Reason.COPY_TAKEN:
                     return  # the next request is refused for it as well
@@ -312,8 +401,7 @@ class Follower:
 
     def _store(self, answer: Followed, payload: memoryview) -> None:
         """Store what a broker has answered. Raises StorageError, DataFolderError."""
-        copied = self._log
-        assert copied is not None
+        copied = self._opened_log
         if self._copy is not None and self._files.size(COPY_PATH) is None:
             raise DataFolderError(
                 f"{self._files.name()} was removed while the follower used it",
@@ -350,8 +438,7 @@ class Follower:
 
     def _begin(self, answer: Followed) -> None:
         """Begin the copy, or begin it anew: the broker has removed what would come next."""
-        copied = self._log
-        assert copied is not None
+        copied = self._opened_log
         if copied.end >= 0:
             log.warning(
                 "the broker has removed the log up to position %d, and this copy ends at %d: it "

@@ -195,11 +195,9 @@ class SetKeeper:
 
     # ── to a metaserver ───────────────────────────────────────────────────────────────────────────
     async def run(self) -> None:
-        """Keep the set until cancelled."""
+        """Keep the set until cancelled, or a copy has taken this broker's place."""
         pauses = WAITS.pauses(self._rng)
-        while True:
-            if self.is_replaced:
-                await asyncio.Event().wait()  # nothing is asked, and nothing acked, any more
+        while not self.is_replaced:  # then nothing is acked any more
             if self._stored is not None and not self._has_marker and not self._reported_ms:
                 self._event.clear()
                 with contextlib.suppress(TimeoutError):

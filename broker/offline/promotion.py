@@ -1,4 +1,6 @@
-"""Makes a copy of a data folder the folder of its broker group. Does disk I/O through `Files`."""
+"""Makes a copy of a data folder the folder of its broker group, and the folder whose place it has
+taken a copy. Does disk I/O through `Files`.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,14 @@ from msgspec import Struct
 
 from ...protocol.errors import ConflictError, DataFolderError, Reason
 from ..copies.copied_log import CopiedLog
-from ..storage.copy_file import CopyFile, read_copy_file, remove_copy_file
-from ..storage.data_folder import read_identity, record_promotion
+from ..scheduled import agenda
+from ..settings import INDEX_KINDS
+from ..storage import snapshot
+from ..storage.copy_file import CopyFile, read_copy_file, remove_copy_file, write_copy_file
+from ..storage.data_folder import read_identity, record_copies, record_promotion
 from ..storage.files import Files
+from ..storage.index.kinds import has_index, mark_incomplete
+from ..storage.log.commit_log import segment_bases
 
 
 class Promotion(Struct, frozen=True, kw_only=True):
@@ -49,14 +56,15 @@ def read_candidate(files: Files) -> Candidate:
             path=files.name(),
         )
     copied = CopiedLog(files)
+    end = max(copied.end, 0)  # without a segment while the broker's log is empty
     try:
-        if copied.end < copy.complete_at:
+        if end < copy.complete_at:
             raise DataFolderError(
-                f"{files.name()} was never complete: it has the log up to position {copied.end}, "
+                f"{files.name()} was never complete: it has the log up to position {end}, "
                 f"and the broker had it up to {copy.complete_at} when the copy was begun",
                 path=files.name(),
             )
-        if copied.has_lost_bytes or copied.end < copy.durable_end:
+        if copied.has_lost_bytes or end < copy.durable_end:
             raise DataFolderError(
                 Reason.COPY_UNUSABLE,
                 f"{files.name()} has lost bytes that it had synced: promote another copy",
@@ -64,7 +72,7 @@ def read_candidate(files: Files) -> Candidate:
             )
     finally:
         copied.close()
-    return Candidate(copy, read_identity(files).broker_id, copied.end)
+    return Candidate(copy, read_identity(files).broker_id, end)
 
 
 async def wait_for_promotion(ask: Callable[[], Awaitable[object]], *, pause_s: float) -> None:
@@ -92,3 +100,37 @@ def promote_candidate(files: Files, candidate: Candidate) -> Promotion:
         broker_group=candidate.copy.broker_group,
         log_end=candidate.log_end,
     )
+
+
+def promote_folder(files: Files) -> Promotion:
+    """Let a broker serve the copy in a folder, as a metaserver has allowed. Raises the errors of
+    `read_candidate`.
+    """
+    return promote_candidate(files, read_candidate(files))
+
+
+def demote_folder(files: Files, *, copy_id: str) -> None:
+    """
+    Make the folder of a broker whose place a copy has taken a copy itself.
+
+    Its log is kept. What was derived from the log is built anew at a promotion, because the log may
+    be cut to what the other folder has. No broker serves the folder once the first file is written.
+
+    Raises:
+        DataFolderError, StorageError
+    """
+    identity = read_identity(files)
+    end = max((base for base in segment_bases(files)), default=0)
+    write_copy_file(
+        files,
+        CopyFile(copy_id=copy_id, broker_group=identity.broker_group, complete_at=end),
+    )
+    record_copies(files, exist=True)
+    for kind in INDEX_KINDS:
+        if has_index(files, kind):
+            mark_incomplete(files, kind)
+    for folder in (snapshot.FOLDER, agenda.FOLDER):
+        if names := files.list(folder):
+            for name in names:
+                files.remove(f"{folder}/{name}")
+            files.sync_folder(folder)

@@ -4,7 +4,7 @@ operators' requests into changes. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -43,6 +43,8 @@ KEY_ROW_BYTES = 24
 """The approximate size of a key's row, without the key, in bytes."""
 MARK_BYTES = 40
 """The approximate size of a mark, without its text, in bytes."""
+TRIES_FOUND_MAX = 100
+"""Of the messages that wait for a retry, a search for a key finds those with fewer failed tries."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -309,6 +311,7 @@ def build_parked_list(
     first: int,
     count: int,
     *,
+    key: ParkKey = None,
     retrying: bool = False,
     next_tries: bool = True,
 ) -> ParkedList:
@@ -316,18 +319,23 @@ def build_parked_list(
     Return up to `count` keys, beginning with row `first`, limited by PARKED_PAGE_BYTES.
 
     Args:
+        key: only this order key, and unordered messages of any key; None: all keys.
         retrying: True to include the messages that wait for a retry, grouped by their number of
             tries.
         next_tries: True to include the retry times, which are valid only while there is an owner.
     """
     views: list[ParkedView] = []
     size_bytes, has_more = 0, False
-    listed_keys = (each for each in parked.items() if retrying or not isinstance(each[0], int))
-    for key, each in islice(listed_keys, first, None):
+    rows: Iterable[tuple[ParkKey, ParkedKey]] = parked.items()
+    if key is not None:
+        wanted: tuple[ParkKey, ...] = (key, None, *range(TRIES_FOUND_MAX))
+        rows = ((each, row) for each in wanted if (row := parked.get(each)) is not None)
+    listed_keys = (each for each in rows if retrying or not isinstance(each[0], int))
+    for listed_key, each in islice(listed_keys, first, None):
         if len(views) == count or size_bytes >= PARKED_PAGE_BYTES:
             has_more = True
             break
-        views.append(_build_view(parked.partition_id, key, each, next_tries=next_tries))
+        views.append(_build_view(parked.partition_id, listed_key, each, next_tries=next_tries))
         size_bytes += len(msgspec.json.encode(views[-1]))
     return ParkedList(
         partition_id=parked.partition_id,
@@ -401,7 +409,7 @@ def list_offsets_with_failures(
     )
 
 
-def decode_key(key_hex: str | None) -> ParkKey:
+def decode_key(key_hex: str | None) -> bytes | None:
     """Decode a key from hexadecimal. None means no key. Raises InvalidRequestError."""
     try:
         return None if key_hex is None else bytes.fromhex(key_hex)

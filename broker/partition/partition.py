@@ -86,6 +86,7 @@ class Group:
         "parked",
         "removed_unread",
         "suspects",
+        "timed",
         "version",
     )
 
@@ -118,6 +119,10 @@ class Group:
         self._failing: FailingMessage | None = None
         """The oldest message that fails or hangs, as last reported by the owner. It may have been
         acked in the meantime.
+        """
+        self.timed: tuple[int, int] | None = None
+        """An unacked message whose time from send to ack is measured: its offset, and when it was
+        sent, in nanoseconds since 1970.
         """
         self.pending_park_changes = 0
         """The number of changes to `parked` that are not durable yet."""
@@ -155,15 +160,18 @@ class Group:
         first = None if self.parked is None else self.parked.lowest_own_offset()
         return self.acked.cursor if first is None else min(first, self.acked.cursor)
 
-    def record_failures(self, attempts: Sequence[tuple[int, int]]) -> None:
+    def record_failures(self, attempts: Sequence[tuple[int, int]]) -> int:
         """Record the failed tries of messages, but only for the ATTEMPTS_MAX lowest unacked
-        offsets.
+        offsets. Return the number of tries that are new.
         """
+        known_attempts = self.attempts
+        new_tries = sum(max(0, tries - known_attempts.get(offset, 0)) for offset, tries in attempts)
         self.attempts.update(attempts)
         self.suspects.remove_failed(offset for offset, _ in attempts)
         unacked = sorted(offset for offset in self.attempts if offset not in self.acked)
         self.attempts = {offset: self.attempts[offset] for offset in unacked[:ATTEMPTS_MAX]}
         self.mark_changed()
+        return new_tries
 
     def set_failing(self, failing: FailingMessage | None) -> None:
         """Record the oldest failing message, or None. The time of its first failure is kept,

@@ -335,7 +335,7 @@ class RetentionLoop:
             removed = await self._store.carry_over.remove_segments(allowed)
         finally:
             self._refuse_messages(reason_to_refuse(await self._run_read(self._measure_disk)))
-        log.info("removed the log up to position %d", self._store.log.first_position)
+        log.debug("removed the log up to position %d", self._store.log.first_position)
         return removed
 
     def _allowed_position(

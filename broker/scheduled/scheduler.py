@@ -221,6 +221,17 @@ class Scheduler:
             self._commit.add(entry, lambda _error: None)
         raise AssertionError("no changes")
 
+    @property
+    def amount(self) -> ScheduledAmount:
+        """The messages that wait."""
+        return ScheduledAmount(len(self._schedule_index.entries), self._schedule_index.bytes)
+
+    @property
+    def overdue_ms(self) -> int:
+        """How long ago the earliest message was due, in milliseconds; 0 if none is."""
+        next_ms = self._schedule_index.next_due_ms
+        return 0 if next_ms is None else max(0, self.calendar.reported_ms() - next_ms)
+
     def view(self) -> dict[str, object]:
         """Return the state for the broker's health report."""
         return {

@@ -257,6 +257,7 @@ def _submit_cursor(
     group.acked = AckedOffsets(cursor)
     group.attempts = {}
     group.suspects = Suspects()
+    group.timed = None
     group.set_failing(None)
     group.mark_changed()
 

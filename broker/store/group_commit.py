@@ -584,9 +584,18 @@ class GroupCommit:
                     self.copy_wait.on_write()
                 quick.sync(file, partial(self._on_synced, quick, commit, began_ns))
                 return
-        self._run_in_thread(
-            self._write if self.copy_wait.copies is None else self._write_bytes, commit
-        )
+        if self.copy_wait.copies is None:
+            self._finish_in_thread(self._write, commit)
+        else:
+            end = partial(self._finish_in_thread, self._end_write, commit)
+            on_written = partial(
+                (self._loop or self._find_loop()).call_soon_threadsafe, self.copy_wait.on_write
+            )
+            self._run_in_thread(
+                partial(self._write_bytes, on_written),
+                commit,
+                lambda _: self._end_when_copied(commit, end),
+            )
 
     def _on_synced(
         self, quick: QuickSync, commit: _Commit, began_ns: int, failure: Exception | None
@@ -604,7 +613,7 @@ class GroupCommit:
     def _end_synced(self, quick: QuickSync, commit: _Commit) -> None:
         """Finish a durable commit without a thread, if that is possible now."""
         if not (quick.is_ready() and self._queues.dispatches_in_memory):
-            self._run_in_thread(self._end_write, commit)
+            self._finish_in_thread(self._end_write, commit)
             return
         failure: Exception | None = None
         index_has_space = True
@@ -622,19 +631,28 @@ class GroupCommit:
             on_given_up=lambda reason: self._finish_commit(commit, FlushFailedError(reason)),
         )
 
-    def _run_in_thread(self, function: _Write, commit: _Commit) -> None:
-        """Write a commit, or the rest of it, in a thread."""
-        write = asyncio.ensure_future(self._run_blocking(function, commit.plan, commit.units))
-        write.add_done_callback(partial(self._on_written, commit, function))
+    def _finish_in_thread(self, function: _Write, commit: _Commit) -> None:
+        """Write a commit, or the rest of it, in a thread, and finish it."""
 
-    def _on_written(self, commit: _Commit, function: _Write, write: asyncio.Future[bool]) -> None:
+        def finish(index_has_space: bool) -> None:
+            self._finish_commit(commit, None, index_has_space=index_has_space)
+
+        self._run_in_thread(function, commit, finish)
+
+    def _run_in_thread(
+        self, function: _Write, commit: _Commit, on_success: Callable[[bool], None]
+    ) -> None:
+        """Write a commit, or a part of it, in a thread. A failure finishes the commit."""
+        write = asyncio.ensure_future(self._run_blocking(function, commit.plan, commit.units))
+        write.add_done_callback(partial(self._on_written, commit, on_success))
+
+    def _on_written(
+        self, commit: _Commit, on_success: Callable[[bool], None], write: asyncio.Future[bool]
+    ) -> None:
         if write.cancelled():  # the commit may already be durable, or may become so
             self._finish_commit(commit, FlushFailedError("a commit was cancelled"))
-        elif (failure := write.exception()) is None and function == self._write_bytes:
-            self.copy_wait.on_write()
-            self._end_when_copied(commit, partial(self._run_in_thread, self._end_write, commit))
-        elif failure is None:
-            self._finish_commit(commit, None, index_has_space=write.result())
+        elif (failure := write.exception()) is None:
+            on_success(write.result())
         elif isinstance(failure, Exception):  # any other exception terminates the program
             self._finish_commit(commit, failure)
 
@@ -658,10 +676,12 @@ class GroupCommit:
             raise
         self._start_next_commit()
 
-    def _write_bytes(self, plan: WritePlan, _units: list[tuple[int, Unit]]) -> bool:
-        """Write a plan and sync it here: it is durable when all copies have it."""
+    def _write_bytes(
+        self, on_written: Callable[[], object], plan: WritePlan, _units: list[tuple[int, Unit]]
+    ) -> bool:
+        """Write a plan and sync it here, while copies get it: it is durable when all have it."""
         began_ns = self._clock.boot_ns()
-        self._log.write_bytes(plan)
+        self._log.write_bytes(plan, on_written)
         self._durations.observe(self._clock.boot_ns() - began_ns)
         return True
 
@@ -725,7 +745,7 @@ class GroupCommit:
         if isinstance(error, DiskFullError):
             self._pause_writes(commit.plan)
         elif self.copy_wait.given_up:
-            log.warning("the broker stores nothing more: %s", error.message)
+            log.info("the broker stores nothing more: %s", error.message)
             self._failure = error
         else:
             log.critical("the broker refuses writes until it is restarted: %s", error)

@@ -81,6 +81,7 @@ def change_parked(
     def on_durable(_entry: Entry) -> None:
         group.pending_park_changes -= 1
         group.is_durable = True
+        store.traffic.group(partition.facts.subject, group.name).count_park_changes(body.changes)
 
     entry = Entry(
         record,

@@ -39,7 +39,7 @@ from ..partition.state import BrokerState, is_plausible_end
 from ..settings import BrokerSettings
 from ..storage.append_file import Buffer
 from ..storage.files import Files
-from ..storage.index.interface import ConsumeQueues, Unit, offset_at
+from ..storage.index.interface import FIND_UNITS_MAX, ConsumeQueues, Unit, offset_at
 from ..storage.index.kinds import mark_incomplete, mark_others_incomplete, open_index
 from ..storage.log.commit_log import CommitLog
 from ..storage.log.log_reader import BatchReader
@@ -66,6 +66,8 @@ CONTROL_RECORD_BYTES = 4096
 """The room that the commit queue must have before a fence, a seal or a new partition is decided, in
 bytes.
 """
+TAIL_STEP_FACTOR = 4
+"""How many times as many messages as before each step of `find_tail` goes back."""
 DURABLE = "fsync"
 """The name used in replies, receipts and health reports for the durability of an acked record: it
 is on the disk.
@@ -606,6 +608,40 @@ class Store:
             await self.report_index_damage(error)
             raise
         return units[0] if units else None
+
+    async def find_tail(self, partition: HostedPartition, *, bytes_max: int) -> int:
+        """
+        Return the offset from which on the last batches are read: at least one, and roughly as many
+        as fit into `bytes_max`.
+
+        Raises:
+            CorruptLogError: the index is damaged at this place.
+        """
+        first, end = partition.first_offset, partition.readable_offset
+        try:
+            tail: int = await self.run_read(
+                self._find_tail, partition.partition_id, first, end, bytes_max
+            )
+        except CorruptIndexError as error:
+            await self.report_index_damage(error)
+            raise
+        return tail
+
+    def _find_tail(self, partition_id: int, first: int, end: int, bytes_max: int) -> int:
+        """See `find_tail`. Blocks."""
+        tail = start = end
+        while start > first:
+            start = max(first, end - TAIL_STEP_FACTOR * (end - start) - 1)
+            units = self.queues.find(partition_id, start, end=end, bytes_max=bytes_max)
+            if not units or units[-1].next_offset < end:
+                break  # they do not fit
+            start = min(start, units[0].base_offset)
+            tail = max(first, start)
+            size_bytes = sum(unit.length for unit in units)
+            is_large = TAIL_STEP_FACTOR * size_bytes > bytes_max
+            if is_large or TAIL_STEP_FACTOR * len(units) > FIND_UNITS_MAX:
+                break
+        return tail
 
     async def close(self) -> None:
         """

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
 
 from ....protocol.errors import CorruptLogError, DiskFullError, FlushFailedError, StorageError
 from ....protocol.record import HEADER_BYTES, Kind, stamp_record
@@ -104,6 +105,21 @@ class WritePlan:
         self.end = position + length
         return position, header
 
+    def read(self, position: int, length: int) -> bytes:
+        """Return `length` bytes of the log at `position`, both of which the plan has."""
+        parts: list[memoryview] = []
+        at = self.start
+        for buffer in chain.from_iterable(buffers for _, buffers in self.chunks):
+            following = at + len(buffer)
+            if following > position:
+                first = max(0, position - at)
+                parts.append(memoryview(buffer)[first : first + length])
+                length -= len(parts[-1])
+                if not length:
+                    break
+            at = following
+        return b"".join(parts)
+
     def begin_segment(self) -> None:
         """Make the next record begin a new segment, unless the current one is empty."""
         if self.end == self._base:
@@ -129,14 +145,20 @@ class CommitLog:
         """The position that follows the last durable record. After a crash, the log does not end
         before it.
         """
-        self.written_end = end
-        """The position that follows the last record in the page cache: `end`, or the end of a plan
-        that is not durable yet.
-        """
+        self._unsynced: WritePlan | None = None
+        """The plan that is in the page cache and not durable yet."""
         self._active: AppendFile | None = None
         self._can_reserve = True
         """False if the last attempt to reserve bytes for the active segment failed."""
         self._trail = TrailWriter(files)
+
+    @property
+    def written_end(self) -> int:
+        """The position that follows the last record in the page cache: `end`, or the end of a plan
+        that is not durable yet.
+        """
+        plan = self._unsynced
+        return self.end if plan is None else plan.end
 
     @property
     def first_position(self) -> int:
@@ -162,9 +184,12 @@ class CommitLog:
         self.write_bytes(plan)
         self.end_write(plan)
 
-    def write_bytes(self, plan: WritePlan) -> None:
+    def write_bytes(self, plan: WritePlan, on_written: Callable[[], object] = lambda: None) -> None:
         """
         Write a plan and sync it. The caller must call `end_write` when it is durable.
+
+        Args:
+            on_written: called when all of it is in the page cache, before the last sync.
 
         Raises:
             DiskFullError: no record of the plan is in the log; a later plan may succeed.
@@ -184,6 +209,9 @@ class CommitLog:
                     self._reserve(plan, file)
                 if buffers:
                     file.append(buffers)
+                    if base == plan.chunks[-1][0]:
+                        self._unsynced = plan
+                        on_written()
                     file.fdatasync()
         except DiskFullError:
             self._undo_write(plan)
@@ -192,7 +220,6 @@ class CommitLog:
             raise
         except StorageError as error:
             raise FlushFailedError(error.message, **error.details) from error
-        self.written_end = plan.end
         self._protect(sealed_bases)
 
     def begin_write(self, plan: WritePlan) -> AppendFile | None:
@@ -221,12 +248,12 @@ class CommitLog:
             return None
         except StorageError as error:
             raise FlushFailedError(error.message, **error.details) from error
-        self.written_end = plan.end
+        self._unsynced = plan
         return file
 
     def end_write(self, plan: WritePlan) -> None:
         """Record that a plan is durable, and add its records to the trail."""
-        self.end = self.written_end = plan.end
+        self.end, self._unsynced = plan.end, None
         for (base, _), buffers in zip(plan.chunks, plan.trail_chunks, strict=True):
             if buffers:
                 self._trail.add(base, buffers)
@@ -289,6 +316,13 @@ class CommitLog:
             file.close()
         except StorageError as error:
             raise FlushFailedError(f"the disk is full, and {error.message}") from error
+
+    def read_unsynced(self, position: int, length: int) -> bytes | None:
+        """Return bytes of the plan that is not durable yet, from memory; None if there is no such
+        plan, or it begins after `position`.
+        """
+        plan = self._unsynced
+        return plan.read(position, length) if plan is not None and position >= plan.start else None
 
     def read(self, position: int, length: int) -> bytes:
         """

@@ -291,6 +291,16 @@ async def test_operator_sees_what_is_parked(desk: ParkedDesk):
     assert (await desk.offsets()).rows == [(1, 7, 8)]
 
 
+async def test_operator_sees_one_key_among_many_and_what_has_no_order(desk: ParkedDesk):
+    await desk.change(*PARKED, Park(b"b", ((3, 4),), FAILURE), Park(3, ((5, 6),), FAILURE))
+    listed = await desk.listed(key=b"a".hex())
+    assert [each.key_hex for each in listed.keys] == ["61", None]
+    listed = await desk.listed(key=b"nothing".hex(), retrying=1)
+    assert [(each.key_hex, each.tries) for each in listed.keys] == [(None, None), (None, 3)]
+    with raises(InvalidRequestError):
+        await desk.listed(key="a")
+
+
 async def waiting_pull(desk: ParkedDesk) -> asyncio.Task[Any]:
     pull = Pull(1, "audit", SESSION, 1, 40, 1 << 20, 30_000)
     task = asyncio.create_task(desk.say(pull))

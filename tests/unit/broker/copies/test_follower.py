@@ -8,9 +8,11 @@ import asyncio
 import contextlib
 import random
 from copy import deepcopy
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from keylane.broker.copies.commitment import Commitment
@@ -18,18 +20,22 @@ from keylane.broker.copies.copied_log import CopiedLog
 from keylane.broker.copies.follow_service import REMEMBERED_MAX, FollowService
 from keylane.broker.copies.follower import NOTED_EVERY_MS, Follower
 from keylane.broker.metrics import collect_copies
-from keylane.broker.offline.promotion import promote_candidate, read_candidate
+from keylane.broker.offline.promotion import demote_folder, promote_candidate, read_candidate
 from keylane.broker.partition.damage import describe_damage
 from keylane.broker.partition.image import encode_partition
 from keylane.broker.storage.copy_file import CopyFile, read_copy_file
+from keylane.broker.storage.data_folder import copy_origin
 from keylane.broker.storage.log.commit_log import segment_bases, segment_path
 from keylane.broker.store.group_commit import Entry
 from keylane.broker.store.store import Store
+from keylane.protocol.copies import TakeOver
 from keylane.protocol.errors import (
+    ConflictError,
     DataFolderError,
     DiskFullError,
     FolderRefusedError,
     InvalidRequestError,
+    KeylaneError,
     NotSentError,
     Reason,
     WrongBrokerError,
@@ -658,6 +664,100 @@ async def test_copy_is_behind_by_a_commit_that_waits_for_it():
     assert broker.service.lag_bytes() == {COPY_ID: 0}
     broker.store.commit.copy_wait.give_up("the test is over")
     await asyncio.gather(sending, return_exceptions=True)
+
+
+async def test_folder_of_a_replaced_broker_becomes_a_copy_of_the_one_in_its_place():
+    """It is cut to what both have, and serves again with the state of the other one."""
+    broker, disk = await filled(), SimDisk()
+    await copy_whole(broker, disk)
+    sequence = broker.sequence
+    await broker.send(1)  # of which no copy has synced anything
+    assert await broker.store.snapshotter.write()
+    replaced = deepcopy(broker.disk)
+    copy_origin(replaced, broker_group="g1", broker_id="b1", opening="o1")
+    promote_candidate(disk, read_candidate(disk))
+    successor = FollowedBroker(disk)
+    await successor.desk.append(batch(sequence=sequence, count=3))
+    successor.sequence = sequence + 3
+
+    demote_folder(replaced, copy_id=COPY_ID)
+    follower = follower_of(successor, replaced)
+    task = asyncio.ensure_future(follower.run())
+    await until_equal(successor, follower, task)
+    await successor.send(2)
+    await until_equal(successor, follower, task)
+    await stop(task)
+    assert segments(replaced) == segments(disk)
+    assert copy_of(replaced).copy_id == COPY_ID
+    promote_candidate(replaced, read_candidate(replaced))
+    assert images(open_store(replaced, segment_bytes=SEGMENT_BYTES)) == images(successor.store)
+
+
+async def test_follower_has_the_place_of_its_broker_when_a_metaserver_gives_it():
+    """It asks only while the broker cannot be reached, and follows again if it is told to wait."""
+    broker, disk = await filled(), SimDisk()
+    answers: list[KeylaneError | None] = [ConflictError(Reason.BROKER_SERVES, "it serves"), None]
+    asked: list[TakeOver] = []
+
+    async def call(_endpoint: object, request: TakeOver, *, group: str) -> None:
+        assert group == "g1"
+        asked.append(request)
+        if error := answers.pop(0):
+            broker.is_silent = False
+            raise error
+
+    follower = follower_of(broker, disk)
+    follower._takes_over = True
+    follower._meta = SimpleNamespace(health=broker.health, call=call)  # type: ignore[assignment]
+    task = asyncio.ensure_future(follower.run())
+    await until_equal(broker, follower, task)
+    broker.is_silent = True
+    await eventually(lambda: asked)
+    await broker.send(2)
+    await until_equal(broker, follower, task)
+    broker.is_silent = True
+    await asyncio.wait_for(task, 20)
+    assert [each.log_end for each in asked] == [asked[0].log_end, broker.store.log.end]
+    assert asked[0].copy_id == copy_of(disk).copy_id
+    promote_candidate(disk, read_candidate(disk))
+
+
+async def test_copy_does_not_count_with_what_it_is_about_to_store():
+    broker = await filled()
+    counted: list[int] = []
+    broker.service.on_report = lambda _copy_id, position: counted.append(position)
+    end = broker.store.log.end
+    start, _, crc = CopiedLog(deepcopy(broker.disk)).tail(end, -1)
+    request = Follow("g1", COPY_ID, end, 100, 0, start, crc)
+    await broker.service.follow(request, memoryview(b""))
+    ahead = msgspec.structs.replace(request, tail_start=-1, unsynced_bytes=40)
+    await broker.service.follow(ahead, memoryview(b""))
+    assert counted == [end, end - 40]
+    for wrong in (-1, end + 1):
+        request = msgspec.structs.replace(ahead, unsynced_bytes=wrong)
+        with raises(InvalidRequestError):
+            await broker.service.follow(request, memoryview(b""))
+
+
+async def test_follower_asks_ahead_while_it_stores_when_its_broker_has_more():
+    broker, disk = await filled(), SimDisk()
+    asked: list[tuple[int, int, int]] = []
+    follow = broker.service.follow
+
+    async def note(request: Follow, payload: memoryview) -> Any:
+        answer = await follow(request, payload)
+        asked.append((request.position, request.unsynced_bytes, len(answer[1])))
+        return answer
+
+    broker.service.follow = note  # type: ignore[method-assign]
+    task = asyncio.ensure_future(follower_of(broker, disk).run())
+    await eventually(lambda: asked and asked[-1][:2] == (broker.store.log.end, 0))
+    await stop(task)
+    assert segments(disk) == segments(broker.disk)
+    stored = [0, *accumulate(length for _, _, length in asked[1:])]
+    assert [position for position, _, _ in asked[1:]] == stored[: len(asked) - 1]
+    lengths = [length for _, _, length in asked]
+    assert [ahead for _, ahead, _ in asked[2:-1]] == lengths[1:-2], "of the answer before"
 
 
 async def test_copy_that_waits_is_answered_when_the_broker_stops():

@@ -417,6 +417,25 @@ async def test_append_waits_until_all_copies_have_it(desk):
     assert log.end == log.written_end
 
 
+async def test_copies_read_a_commit_that_waits_for_them(desk):
+    """Also one that begins a segment, which a thread writes."""
+    commit, log = desk.store.commit, desk.store.log
+    commitment = commit.copy_wait.copies = Commitment(frozenset({"a"}))
+    read: list[bytes | None] = []
+
+    def send() -> None:
+        read.append(log.read_unsynced(log.end + 3, log.written_end - log.end - 3))
+        commitment.synced["a"] = log.written_end
+
+    commit.copy_wait.on_write = send
+    for begins in (False, True):
+        if begins:
+            commit._must_begin_segment = True
+        start = log.end
+        await desk.append(batch(sequence=2 * begins))
+        assert read.pop() == log.read(start + 3, log.end - start - 3)
+
+
 async def test_append_that_waits_for_a_copy_fails_when_the_broker_stops(desk):
     """Its fate is unknown: the copy may have it, and may take the broker's place."""
     commit = desk.store.commit

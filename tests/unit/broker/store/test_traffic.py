@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from keylane.broker.store import traffic as traffic_module
 from keylane.broker.store.traffic import OTHER, SERIES_KEPT_MS, Traffic
+from keylane.protocol.parked import (
+    RETRIED,
+    DeadLetterKey,
+    FailAgain,
+    Failure,
+    Free,
+    Park,
+    Redrive,
+    Shift,
+)
 
 
 def test_traffic_counts_messages_bytes_and_batches_by_subject():
@@ -57,3 +67,41 @@ def test_traffic_goes_on_with_the_counts_of_a_subject_when_it_is_made_anew_soon(
     traffic.remove_series(traffic.due_subjects(SERIES_KEPT_MS), hosted=["a"])
     assert traffic.stored["a"].messages == 3
     assert not traffic.due_subjects(10 * SERIES_KEPT_MS)
+
+
+FAILURE = Failure("ValueError", "no", "c", 1, 3)
+PARK_CHANGES = (
+    Park(b"key", ((0, 2),), FAILURE),  # a key is parked
+    Park(b"key", ((5, 6),)),  # and a later message of it
+    Park(None, ((6, 7),), FAILURE),  # one without a key
+    DeadLetterKey(b"other", ((7, 10),), FAILURE),
+    Park(1, ((10, 11),), FAILURE),  # waits for its next try
+    Shift(1, 2, 3, ((10, 11),), FAILURE),  # which fails as well
+    Shift(2, -3, 3, ((10, 11),)),  # begins alone
+    Shift(2, None, 3, ((10, 11),), FAILURE),  # given up
+    Redrive(b"key"),
+    FailAgain(b"", 3, ((20, 22),), FAILURE),
+    Shift(None, RETRIED, 3, ((10, 11),)),  # selected by an operator
+    Free(b"key"),
+)
+
+
+def test_changes_of_parked_messages_are_counted_by_what_becomes_of_them():
+    flow = Traffic().group("orders", "billing")
+    flow.count_park_changes(PARK_CHANGES)
+    assert (flow.parked, flow.dead, flow.failed_tries, flow.redrives) == (3, 5, 4, 2)
+
+
+def test_groups_beyond_the_limit_are_counted_together(monkeypatch):
+    monkeypatch.setattr(traffic_module, "GROUPS_MAX", 2)
+    traffic = Traffic()
+    for group in ("a", "b", "c", "d"):
+        traffic.group("orders", group).dead += 1
+    traffic.group("orders", "a").dead += 1
+    assert {key: flow.dead for key, flow in traffic.groups.items()} == {
+        ("orders", "a"): 2,
+        ("orders", "b"): 1,
+        (OTHER, OTHER): 2,
+    }
+    traffic.remove_groups({("orders", "b")})
+    assert set(traffic.groups) == {("orders", "b"), (OTHER, OTHER)}

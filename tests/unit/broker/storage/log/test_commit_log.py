@@ -122,6 +122,25 @@ def test_small_plans_are_written_into_reserved_bytes():
     assert not any(disk.pread(segment_path(0), plan.end, RESERVED_BYTES))
 
 
+def test_plan_is_read_from_memory_when_it_is_written_and_not_durable():
+    """It is there before the last sync, in both of its segments."""
+    disk = SimDisk()
+    log = open_log(disk, segment_bytes=3 * len(batch()))
+    log.write(planned(log, batch()))
+    start, plan = log.end, planned(log, *4 * [batch()])
+    seen: list[tuple[int, int]] = []
+    log.write_bytes(plan, lambda: seen.append((log.written_end, disk.syncs)))
+
+    assert seen == [(plan.end, disk.syncs - 1)]
+    middle = plan.chunks[1][0]
+    ranges = [(start, 1), (start + 5, middle - start - 5), (middle, plan.end - middle)]
+    assert [log.read_unsynced(*each) for each in ranges] == [log.read(*each) for each in ranges]
+    assert log.read_unsynced(start - 1, 2) is None
+    log.end_write(plan)
+    assert log.written_end == log.end == plan.end
+    assert log.read_unsynced(start, 1) is None
+
+
 def test_reserved_bytes_are_cut_when_a_segment_ends_and_when_the_log_is_closed():
     """Files of sealed segments, and of a log that was closed, end with their last record."""
     disk, record = disk_that_reserves(), batch()
