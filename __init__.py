@@ -1,9 +1,10 @@
 """A message broker for Python: a durable log that keeps each key's order.
 
 `keylane` exports the clients, their settings, and the values and errors that most programs use.
-`keylane.admin` contains the results of administrative calls, `keylane.errors` all errors, and
-`keylane.sync` the clients for programs without an event loop. The names are listed once, in
-`__init__.pyi`, and are loaded on first use: `import keylane` imports no network library.
+`keylane.admin` contains the results of administrative calls, `keylane.errors` all errors,
+`keylane.metrics` the figures of a program's clients, and `keylane.sync` the clients for programs
+without an event loop. The names are listed once, in `__init__.pyi`, and are loaded on first use:
+`import keylane` imports no network library.
 """
 
 import re

@@ -2,6 +2,7 @@
 
 from . import admin as admin
 from . import errors as errors
+from . import metrics as metrics
 from . import sync as sync
 from .admin import Admin as Admin
 from .consumer import NACK as NACK

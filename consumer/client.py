@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -40,7 +38,7 @@ from ..protocol.settings import (
 from ..protocol.text import counted
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
-from ..rpc.environment import Environment, environment_of
+from ..rpc.environment import Environment, environment_of, process_name
 from ..rpc.loop_binding import LoopBinding, LoopBoundClient
 from ..rpc.network import Network
 from ..rpc.race import Race, error_of, shield, start_task
@@ -313,7 +311,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         settings = self._options.settings
         return ConsumerOpening(
             self._options,
-            settings.name or f"{socket.gethostname()}:{os.getpid()}",
+            settings.name or process_name(),
             MetaClient(network, self._addresses, timeout_ms=settings.call_timeout_ms),
             self._connections,
             self._dispatchers,

@@ -19,6 +19,7 @@ from ..protocol.reading.instants import GroupStartOption, group_start
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up, finish_despite_cancel
 from ..rpc.environment import Environment
+from ..rpc.operating.client_counts import CONSUMERS
 from ..rpc.race import start_closing_task
 from ..rpc.stop_signals import is_signaled
 from .dispatch.dispatchers import DispatcherFactory, UserHandlers
@@ -75,6 +76,7 @@ class ConsumerOpening:
         settings, clock = options.settings, environment.clock
         member = Member(options.subject, options.group, client)
         self.name = member.name
+        self._options = options
         self._meta = meta
         self._connections = connections
         self._dispatchers = dispatchers
@@ -128,6 +130,7 @@ class ConsumerOpening:
             join = partial(self.membership.start, self.assignments)
             await self._connections.wait_for(self._meta, join)
             self.assignments.start()
+            CONSUMERS.begin((self._options.subject, self._options.group), self.assignments.counts)
         except BaseException as error:
             await clean_up(partial(self._undo, error))
             raise
@@ -173,6 +176,7 @@ class ConsumerOpening:
         await finish_despite_cancel(dispatcher.close)
         self._dispatchers.stop_threads()
         await finish_despite_cancel(self._connections.close)
+        CONSUMERS.end(assignments.counts)
         self.membership = self.assignments = None
         if not self.ended.done():
             self.ended.set_result(None)

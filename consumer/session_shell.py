@@ -58,7 +58,9 @@ from ..protocol.routing import ConsumeStrategy
 from ..protocol.text import MAYBE_OLDER_COPY, counted, key_digest
 from ..rpc.connections import NO_CONNECTION, Connections
 from ..rpc.network import Calling, Channel
+from ..rpc.operating.client_counts import ConsumerCounts
 from ..rpc.race import start_task
+from ..rpc.tracing import EndTrace, current_tracing
 from .decode import decode_messages
 from .dispatch.loop import LoopDispatch
 from .dispatch.workers import WorkerPool
@@ -118,6 +120,7 @@ class ShellOwner(Protocol):
     """Runs messages that may kill the process one at a time."""
     budget: PrefetchBudget
     """The prefetch budget of its partitions."""
+    counts: ConsumerCounts
     codec: Codec[Any] | None
     message_filter: MessageFilter | None
     """Selects the messages that it wants; None: all."""
@@ -363,6 +366,7 @@ class SessionShell:
 
     def _note(self, note: Note | FailureOutcome, dispatch: WorkerPool | LoopDispatch) -> None:
         if isinstance(note, FailureOutcome):
+            self.owner.counts.failed_tries += 1
             dispatch.failures.note_outcome(note)
         elif note.kind is NoteKind.MISSED:
             missed = counted(note.count, "message was", "messages were")
@@ -544,6 +548,11 @@ class SessionShell:
         return self.state.tenure.until_ms - settings.ttl_ms + settings.margin_ms
 
     @property
+    def lag_messages(self) -> int:
+        """The number of messages from the cursor on, as of the last answer of the broker."""
+        return max(0, self.calls.pulls.progress.end_offset - self.state.offsets.cursor)
+
+    @property
     def position(self) -> Position:
         """How far the partition is pulled and acked."""
         offsets, progress = self.state.offsets, self.calls.pulls.progress
@@ -655,6 +664,7 @@ class PartitionCalls:
         )
         self.pulls = PartitionPulls(shell, self, clock)
         self._shell = shell
+        self._tracing = current_tracing()
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn_left = asyncio.Event()
         self._waiters: list[asyncio.Future[None]] = []
@@ -664,14 +674,17 @@ class PartitionCalls:
         if isinstance(request, Pull):
             self.pulls.begin(request)
         elif isinstance(request, Ack):
+            end_trace = None
+            if self._tracing is not None and request.ranges:
+                end_trace = self._tracing.begin_ack(self._shell.delivery, request.ranges)
             channel = self.broker.live_channel
             if channel is None:
-                self.start(self.call(request))
+                self.start(self.call(request, end_trace))
             else:
                 channel.begin(
                     request,
                     timeout_ms=self._shell.state.settings.call_timeout_ms,
-                    on_answer=partial(self._on_answer, request),
+                    on_answer=partial(self._on_answer, request, end_trace),
                 )
         elif isinstance(request, LeaveTurn):
             self._turn_left.set()
@@ -697,7 +710,7 @@ class PartitionCalls:
             self._shell.feed(TurnTaken())
             await self._turn_left.wait()
 
-    async def call(self, request: Request) -> None:
+    async def call(self, request: Request, end_trace: EndTrace | None = None) -> None:
         """Send a request, and give the session its answer."""
         event: Event
         try:
@@ -705,6 +718,7 @@ class PartitionCalls:
             self.failures.no_connection_since_ms = None
         except KeylaneError as error:
             event = self.note_failure(request, error)
+        _end_trace(end_trace, event)
         self._shell.feed(event)
         self._wake_waiters()
 
@@ -728,7 +742,7 @@ class PartitionCalls:
         checked: Event = event
         return checked
 
-    def _on_answer(self, request: Ack, call: Calling) -> None:
+    def _on_answer(self, request: Ack, end_trace: EndTrace | None, call: Calling) -> None:
         shell = self._shell
         event: Event
         try:
@@ -741,6 +755,7 @@ class PartitionCalls:
         except Exception as error:  # noqa: BLE001 - a callback must not raise
             shell.owner.fail(error)
             return
+        _end_trace(end_trace, event)
         shell.feed_in_callback(event)
         if self._waiters:
             self._wake_waiters()
@@ -806,6 +821,11 @@ class PartitionCalls:
             await asyncio.wait(self._tasks)
 
 
+def _end_trace(end_trace: EndTrace | None, event: Event) -> None:
+    if end_trace is not None:
+        end_trace(event.error if isinstance(event, CallFailed) else None)
+
+
 class CallFailures:
     """
     The failed calls of one partition: their log lines, and a text for users.
@@ -859,6 +879,7 @@ class PartitionPulls:
 
     def __init__(self, shell: SessionShell, calls: PartitionCalls, clock: Clock) -> None:
         self.budget_share = shell.owner.budget.new_share()
+        self._counts = shell.owner.counts
         self.waits_for_budget = False
         self.progress = PullProgress()
         self._shell = shell
@@ -956,6 +977,7 @@ class PartitionPulls:
         for start, header in batch_starts(payload):
             batches.append(self._record_at(payload, start, header))
             self.progress.record_pull(header)
+            self._counts.add_batch(header.count, header.length)
             self.budget_share.add_buffered(header.length)
         self._calls.failures.no_connection_since_ms = None
         self.progress.record_end(answer.next_offset)
@@ -978,6 +1000,7 @@ class PartitionPulls:
         for start, header in batch_starts(payload):
             batches.append(self._record_at(payload, start, header))
             self.progress.record_pull(header)
+            self._counts.add_batch(header.count, header.length)
         self._calls.failures.no_connection_since_ms = None
         self.progress.end_offset = answer.next_offset
         return FlightsPulled(

@@ -20,7 +20,7 @@ from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import Fate, InvalidRequestError
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.ids import check_name
-from ..protocol.limits import LOGICAL_PARTITIONS
+from ..protocol.limits import LOGICAL_PARTITIONS, MESSAGE_BYTES_MAX
 from ..protocol.message import check_message_size, encode_key, pack_properties, refuse_text
 from ..protocol.routing import logical_partition
 from ..protocol.settings import check_no_problems, type_problems
@@ -28,6 +28,7 @@ from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
 from ..rpc.environment import Environment, environment_of
 from ..rpc.loop_binding import LoopBoundClient
+from ..rpc.tracing import add_fields, current_tracing
 from ..user_database.autocommit import check_transaction
 from ..user_database.transactions import EngineOrUrl
 from .commits import CommitWatch
@@ -375,6 +376,10 @@ class Outbox(LoopBoundClient, Generic[V]):
         key = encode_key(key)
         packed = pack_properties(properties, tags)
         check_message_size(len(key), len(data), len(packed))
+        if (tracing := current_tracing()) is not None:
+            limit_bytes = MESSAGE_BYTES_MAX - len(key) - len(data)
+            fields = tracing.create(subject, properties)
+            packed = add_fields(fields, packed, properties, tags, limit_bytes)
         random_partition = self._environment.draw_identity(LOGICAL_PARTITIONS.bit_length() - 1)
         return {
             "subject": subject,

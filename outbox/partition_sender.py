@@ -23,6 +23,7 @@ from ..protocol.routing import Partition
 from ..rpc.client import BrokerClient
 from ..rpc.network import Channel
 from ..rpc.race import start_task
+from ..rpc.tracing import current_tracing
 from .assignment import Capacity
 from .batches import OutboxBatch, SendSession, SendStep, decide_send_step
 from .settings import OutboxSettings
@@ -93,6 +94,7 @@ class PartitionSender:
         self._owner = owner
         self._broker_at = broker_at
         self._settings = settings
+        self._tracing = current_tracing()
         self._new_session = new_session
         self._session = new_session()
         self._next_sequence = 0
@@ -187,6 +189,11 @@ class PartitionSender:
                     self._settle(batch)
 
     async def _append(self, channel: Channel, batch: OutboxBatch) -> None:
+        end_trace = None
+        if self._tracing is not None:
+            packed = [row.properties for row in batch.rows]
+            end_trace = self._tracing.begin_send_created(self.subject, self.partition_id, packed)
+        failure: BaseException | None = None
         try:
             await channel.call(
                 Append(self.partition_id),
@@ -194,9 +201,13 @@ class PartitionSender:
                 timeout_ms=self._settings.call_timeout_ms,
             )
         except BaseException as error:
+            failure = error
             if not isinstance(error, KeylaneError) or error.fate is Fate.UNKNOWN:
                 batch.doubtful = True
             raise
+        finally:
+            if end_trace is not None:
+                end_trace(failure)
 
     def _settle(self, batch: OutboxBatch) -> None:
         """Record that a batch is stored."""

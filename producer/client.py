@@ -37,6 +37,7 @@ from ..protocol.text import counted, format_seconds
 from ..rpc.client import MetaClient
 from ..rpc.connections import clean_up, finish_despite_cancel
 from ..rpc.environment import Environment
+from ..rpc.operating.client_counts import PRODUCERS
 from ..rpc.race import shield, start_closing_task
 from .placing import LogicQueue
 from .send_budget import ProducerStats
@@ -170,6 +171,7 @@ class Producer(MessageSender[V], Generic[V]):
             if not self._connections.wanted:
                 raise ClosedError("the producer was closed while it was opened")
             self._open = True
+            PRODUCERS.begin((), self._budget.counts)
         except BaseException:
             await clean_up(self._connections.close)
             raise
@@ -555,7 +557,10 @@ class Producer(MessageSender[V], Generic[V]):
                 await self._scheduled.close()
             await self._connections.close()
 
-        await finish_despite_cancel(close_all)
+        try:
+            await finish_despite_cancel(close_all)
+        finally:
+            PRODUCERS.end(self._budget.counts)
 
 
 def _key_and_value(pair: object) -> tuple[Any, Any]:

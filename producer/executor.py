@@ -262,7 +262,7 @@ class Executor:
         unrecoverable = doubtful and await is_unrecoverable(self, error, self._owner.fetch_history)
         if self._react_to_failure(error, unrecoverable=unrecoverable):
             return True
-        self._budget.retries += 1
+        self._budget.counts.retries += 1
         log.debug("%s: %s; retrying", self.group.partition_name, error.message)
         return False
 
@@ -487,6 +487,8 @@ class Executor:
             self._pauses.reset()
             self._log_recovery()
         if batch in self._in_flight:  # otherwise it was settled before a later error
+            waited_ns = self._clock.wall_ns() - batch.first_sent_at_ns
+            self._budget.counts.latency.observe(waited_ns)
             self._budget.settle_stored(
                 batch, first_receipt(answer, self.partition, static=self._static)
             )

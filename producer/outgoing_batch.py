@@ -25,6 +25,7 @@ from typing import Literal
 import msgspec
 
 from ..protocol.batch import BYTES_PER_MESSAGE, encode_columns
+from ..protocol.errors import KeylaneError
 from ..protocol.frames import Appended
 from ..protocol.message import Receipt
 from ..protocol.record import Compression
@@ -206,18 +207,22 @@ class OutgoingBatch:
         self.keys.append(key)
         return index
 
-    def extend(self, keys: list[bytes], values: list[bytes], size: int) -> None:
-        """Append several messages, as `put` does."""
+    def extend(
+        self, keys: list[bytes], values: list[bytes], size: int, packed_properties: bytes
+    ) -> None:
+        """Append several messages, as `put` does; all have the same properties."""
         self.remaining_bytes -= size
+        if packed_properties:
+            self._add_properties(len(self.values), packed_properties, len(keys))
         self.keys += keys
         self.values += values
 
-    def _add_properties(self, index: int, packed_properties: bytes) -> None:
-        """Set the properties of the next message."""
+    def _add_properties(self, index: int, packed_properties: bytes, count: int = 1) -> None:
+        """Set the properties of the next `count` messages."""
         if self.properties is None:
             self.properties = []
         self.properties += [b""] * (index - len(self.properties))
-        self.properties.append(packed_properties)
+        self.properties += [packed_properties] * count
 
     def properties_of(self, index: int) -> bytes:
         """Return the packed properties of message `index`."""
@@ -584,6 +589,16 @@ class OutgoingBatch:
         if waiter is None:
             waiter = self._message_waiters[index] = self.loop.create_future()
         return waiter
+
+    def outcome_of(self, index: int) -> Receipt | KeylaneError:
+        """Return the receipt of a settled message of the batch's own, or the error for which it was
+        given up. Unlike `receipt`, this does not count as a report of the error.
+        """
+        outcome = self.outcome
+        if isinstance(outcome, list):
+            outcome, index = outcome[index], 0
+        assert outcome is not None
+        return _receipt_at(outcome, index) if isinstance(outcome, Receipt) else outcome.cause
 
     def receipt(self, index: int) -> Receipt:
         """Return the receipt of a settled message. If it was given up, raise a new error."""

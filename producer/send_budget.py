@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..protocol.errors import GivenUpError, KeylaneError
 from ..protocol.message import Receipt
+from ..rpc.operating.client_counts import ProducerCounts
 from .given_up import GivenUpOutcome, UnreportedMessages
 from .outgoing_batch import OutgoingBatch
 
@@ -64,10 +65,7 @@ class SendBudget:
         """True while the limit is reached or exceeded."""
         self._on_full_changed = on_full_changed
         self.messages = 0
-        self.acked = 0
-        self.failed = 0
-        self.retries = 0
-        """How often batches were sent again after a failed attempt."""
+        self.counts = ProducerCounts(self)
         self._unreported = UnreportedMessages()
         self._bytes_max = bytes_max
         self._unawaited: set[object] = set()
@@ -121,7 +119,7 @@ class SendBudget:
 
     def settle_stored(self, batch: OutgoingBatch, receipt: Receipt) -> None:
         """Settle a batch whose messages are stored at consecutive offsets from `receipt.offset`."""
-        self.acked += batch.settle(receipt)
+        self.counts.acked += batch.settle(receipt)
         self.release(batch)
 
     def give_up(self, batch: OutgoingBatch, error: KeylaneError) -> None:
@@ -130,7 +128,7 @@ class SendBudget:
         unknown = batch.count_unknown()
         count = batch.settle(outcome)
         outcome.add_messages(count, unknown)
-        self.failed += count
+        self.counts.failed += count
         self.release(batch)
 
     def give_up_message(
@@ -142,7 +140,7 @@ class SendBudget:
             return
         outcome.add_messages(1, doubtful or batch.may_be_stored(index))
         batch.expired_count += 1
-        self.failed += 1
+        self.counts.failed += 1
         self.messages -= 1
         if self._empty_event is not None and not self.messages:
             self._empty_event.set()

@@ -23,6 +23,7 @@ from typing import TypeGuard
 
 from ..protocol import endpoints
 from ..protocol.clock import Clock
+from ..protocol.control import WaitingProducer
 from ..protocol.errors import (
     ClosedError,
     Fate,
@@ -36,6 +37,7 @@ from ..protocol.log_filter import LogFilter
 from ..protocol.routing import OrderStrategy, Partition, Route, logical_partition, route_table
 from ..protocol.text import counted
 from ..rpc.client import BrokerClient, MetaClient
+from ..rpc.environment import process_name
 from ..rpc.race import Race, start_task
 from .executor import Executor
 from .executor_state import ExecutorEvent, MessageGroup
@@ -50,13 +52,16 @@ from .send_budget import SendBudget
 from .send_future import BatchFuture, SendFuture
 from .settings import ProducerSettings
 from .trying.tries import retry_until_done, to_keylane_error
-from .waiting import NO_PARTITION, OLDER_ROUTE, WaitCause, route_cause
+from .waiting import NO_PARTITION, OLDER_ROUTE, WaitCause, oldest_age_ms, route_cause
 
 log = logging.getLogger("keylane.producer")
 CLIENT_TYPE = "producer"
 _OLDER_ROUTE = "older"
 """The key, in the failure log, of routes that are older than the current one."""
 URGENT_WAIT_MS = 500
+WAITS_TOLD_MAX = 3
+"""The largest number of broker groups for which a producer says that it waits."""
+WAIT_REASON_CHARS_MAX = 160
 EXPIRY_INTERVAL_MS_MIN, EXPIRY_INTERVAL_MS_MAX = 10, 1_000
 NO_EXECUTORS: list[Executor | None] = [None] * LOGICAL_PARTITIONS
 EXPIRY_SHARE = 10
@@ -365,7 +370,7 @@ class SubjectSender:
             subject_id=current_route.subject_id,
         )
         if urgent:
-            return await fetch_newer(wait_ms=URGENT_WAIT_MS)
+            return await fetch_newer(wait_ms=URGENT_WAIT_MS, waiting=self._waiting_for_brokers())
         async with Race() as race:
             call = race.start(fetch_newer(wait_ms=PULL_WAIT_MS_MAX))
             race.start(self._refresh_requested.wait())
@@ -381,6 +386,27 @@ class SubjectSender:
             if state.refuses and not state.closed and executor.wait_reason:
                 return executor.cause
         return NO_PARTITION
+
+    def _waiting_for_brokers(self) -> list[WaitingProducer]:
+        """Return what messages wait for which brokers, for operators."""
+        waiting: dict[str, WaitingProducer] = {}
+        for executor in self._executors.values():
+            batches, broker_group = executor.batches, executor.partition.broker_group
+            if not (batches and executor.wait_reason):
+                continue
+            other = waiting.get(broker_group)
+            if other is None and len(waiting) == WAITS_TOLD_MAX:
+                break
+            waiting[broker_group] = WaitingProducer(
+                client=process_name(),
+                broker_group=broker_group,
+                messages=sum(map(len, batches)) + (0 if other is None else other.messages),
+                waiting_ms=max(
+                    oldest_age_ms(batches, self._clock), 0 if other is None else other.waiting_ms
+                ),
+                reason=executor.wait_reason[:WAIT_REASON_CHARS_MAX],
+            )
+        return list(waiting.values())
 
     def _is_broker_missing(self) -> bool:
         """Return True if a range has no partition, or if the broker of a partition is failing."""

@@ -34,6 +34,7 @@ from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from ..rpc.environment import Environment, environment_of
 from ..rpc.loop_binding import LoopBoundClient, make_thread_check, never_in_thread
+from ..rpc.tracing import current_tracing
 from .executor import Executor
 from .flight import SendScheduler
 from .identity import Identity
@@ -50,6 +51,7 @@ from .settings import (
     check_settings,
     check_timeout,
 )
+from .traced_sends import TracedSends
 
 CLOCK_NOT_READ = -1
 """Stands for the time of an event loop turn in which the clock has not been read."""
@@ -185,11 +187,15 @@ class MessageSender(LoopBoundClient, Generic[V]):
         self._open = False
         self._may_send_plain: Callable[[], bool] = never_in_thread
         """Returns True in the thread that opened the producer, if there is no codec, partitioner or
-        timeout.
+        timeout, and nothing is traced.
         """
+        self._may_send_chunks: Callable[[], bool] = never_in_thread
+        """The same, also if messages are traced."""
         self._meta: MetaClient | None = None
         self._identity: Identity | None = None
         self._scheduled: ScheduledSender | None = None
+        self._traced_sends: TracedSends | None = None
+        """None: nothing is traced."""
         self._turn_batches: list[OutgoingBatch] = []
         """The batches to which messages were added in this turn."""
         self._senders: dict[str, SubjectSender] = {}
@@ -203,8 +209,11 @@ class MessageSender(LoopBoundClient, Generic[V]):
         self._loop = asyncio.get_running_loop()
         self._end_turn()
         self._send_scheduler = SendScheduler(self._loop, self._end_turn)
+        tracing = current_tracing()
+        self._traced_sends = None if tracing is None else TracedSends(tracing)
         is_plain = self._codec is None and self._partitioner is None and not self._timeout_ms
-        self._may_send_plain = make_thread_check() if is_plain else never_in_thread
+        self._may_send_chunks = make_thread_check() if is_plain else never_in_thread
+        self._may_send_plain = self._may_send_chunks if tracing is None else never_in_thread
         environment = environment_of(self._environment)
         self._clock = environment.clock
         self._now_ns = self._clock.wall_ns
@@ -360,7 +369,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
             The number of bytes queued, including the overhead in batches; 0 if nothing was queued.
         """
         sender = self._plain_senders.get(subject)
-        if sender is None or not self._may_send_plain() or set(map(type, messages)) != _TUPLE:
+        if sender is None or not self._may_send_chunks() or set(map(type, messages)) != _TUPLE:
             return 0
         try:
             keys, values = cast(
@@ -401,6 +410,10 @@ class MessageSender(LoopBoundClient, Generic[V]):
             or max(map(len, keys)) > KEY_BYTES_MAX
         ):
             return 0
+        traced, packed = self._traced_sends, b""
+        if traced is not None:
+            limit_bytes = sender.message_bytes_max - size
+            packed = traced.begin(subject, b"", None, (), limit_bytes, len(messages))
         for (executor, (group_keys, group_values)), group_size in zip(
             columns.items(), sizes, strict=True
         ):
@@ -408,7 +421,11 @@ class MessageSender(LoopBoundClient, Generic[V]):
             if len(executor.open.values) + len(group_keys) > self._batch_count:
                 executor.queue_open_batch()
             batch = self._open_batch(executor)
-            batch.extend(group_keys, group_values, group_size)
+            batch.extend(
+                group_keys, group_values, group_size + len(packed) * len(group_keys), packed
+            )
+            if traced is not None:
+                traced.follow(batch, len(batch.values) - 1, len(group_keys))
             self._send_if_full(executor, batch)
         return size
 
@@ -438,7 +455,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         else:
             executor.on_full()
 
-    def _send_carefully(  # noqa: PLR0917 - the parameters of `send`, in its order
+    def _send_carefully(  # noqa: C901, PLR0912, PLR0917 - each condition once; as `send`
         self,
         subject: str,
         value: Any,
@@ -492,8 +509,15 @@ class MessageSender(LoopBoundClient, Generic[V]):
         else:
             logical_id = self._rng.getrandbits(10)
             executor = sender.keyless_table[logical_id]
+        traced = self._traced_sends
+        if traced is not None:
+            limit_bytes = sender.message_bytes_max - len(value) - len(key)
+            packed = traced.begin(subject, packed, properties, tags, limit_bytes)
         if executor is None:
-            return sender.hold(key, value, packed, self._read_time_ns(), timeout_ms, destination)
+            held = sender.hold(key, value, packed, self._read_time_ns(), timeout_ms, destination)
+            if traced is not None:
+                traced.follow(held._batch, held._index)
+            return held
         reordered = sender.careful and sender.is_reordered(executor, key, logical_id)
         if size > self._large_bytes:
             self._loop_binding.check()
@@ -505,6 +529,8 @@ class MessageSender(LoopBoundClient, Generic[V]):
         if reordered or timeout_ms:
             sender.annotate(batch, index, reordered=reordered, timeout_ms=timeout_ms)
         self._send_if_full(executor, batch)
+        if traced is not None:
+            traced.follow(batch, index)
         return BatchFuture(batch, index)
 
     def _send_by_text_key(
@@ -544,6 +570,8 @@ class MessageSender(LoopBoundClient, Generic[V]):
     def _end_turn(self) -> None:
         self._turn_ns = CLOCK_NOT_READ
         self._turn_number += 1
+        if self._traced_sends is not None:
+            self._traced_sends.end_turn()
         batches = self._turn_batches
         self._turn_batches = []
         for batch in batches:  # revoke the grant: the next message has another time

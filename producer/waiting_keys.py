@@ -164,11 +164,12 @@ def build_stats(
     """Return the statistics of a producer."""
     executors = [executor for sender in senders for executor in sender.executors]
     open_messages = sum(len(executor.open) for executor in executors)
+    counts = budget.counts
     return ProducerStats(
-        sent=budget.acked + budget.failed + budget.messages + open_messages,
-        acked=budget.acked,
-        failed=budget.failed,
-        retries=budget.retries,
+        sent=counts.acked + counts.failed + budget.messages + open_messages,
+        acked=counts.acked,
+        failed=counts.failed,
+        retries=counts.retries,
         waiting={
             name: reason for sender in senders for name, reason in _wait_reasons(sender).items()
         },

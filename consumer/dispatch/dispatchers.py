@@ -14,10 +14,19 @@ from ...protocol.errors import ConfigError, HandlerTypeError
 from ...protocol.routing import ConsumeStrategy
 from ...rpc.environment import Environment
 from ...rpc.loop_binding import LoopBinding
+from ...rpc.tracing import current_tracing
 from ..filter import MessageFilter
 from ..settings import AckMode, ConsumerSettings
 from .failures import FailureRecords
-from .handlers import BatchHandler, Handler, check_handler, filtered, filtered_batches, is_async
+from .handlers import (
+    BatchHandler,
+    Handler,
+    check_handler,
+    filtered,
+    filtered_batches,
+    is_async,
+    traced,
+)
 from .jobs import BatchJobs, MessageJobs
 from .loop import LoopDispatch
 from .threads import HandlerThreads
@@ -112,6 +121,8 @@ class DispatcherFactory:
                 message_filter=self._message_filter,
             )
         handler, threads = handlers.any_handler, None
+        if (tracing := current_tracing()) is not None:
+            handler = traced(handler, tracing)
         if self._message_filter is not None:
             wrap = filtered if handlers.batch_handler is None else filtered_batches
             handler = wrap(handler, self._message_filter)

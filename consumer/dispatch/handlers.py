@@ -21,6 +21,7 @@ from typing import Any, Final, get_origin
 from ...protocol.codecs.codec import V
 from ...protocol.errors import HandlerTypeError, InvalidRequestError
 from ...protocol.message import Message
+from ...rpc.tracing import HandlingTrace, Tracing
 from ..callables import callables_of
 from ..filter import MessageFilter
 
@@ -300,3 +301,51 @@ def filtered_batches(handler: Any, message_filter: MessageFilter) -> Any:
         return handler(accepted) if accepted else None
 
     return handle
+
+
+# ── traces ────────────────────────────────────────────────────────────────────────────────────────
+def traced(handler: Any, tracing: Tracing) -> Any:
+    """Return a handler, of either kind, that runs inside the trace of what it gets: what it does
+    is a part of the trace, also in threads.
+    """
+    begin = tracing.begin_handling
+
+    async def handle_async(given: Any) -> None:
+        await _finish_traced(begin(given), handler(given))
+
+    def handle(given: Any) -> Any:
+        trace = begin(given)
+        token = trace.attach()
+        try:
+            result = handler(given)
+        except BaseException as error:
+            _end_failed(trace, error)
+            raise
+        finally:
+            trace.detach(token)
+        if result is not None:  # its worker awaits it, perhaps in another thread
+            return _finish_traced(trace, await_result(result))
+        trace.end()
+        return None
+
+    return handle_async if is_async(handler) else handle
+
+
+async def _finish_traced(trace: HandlingTrace, handling: Awaitable[Any]) -> None:
+    """Await the rest of a handler inside its trace, and end the trace; see `await_result`."""
+    token = trace.attach()
+    try:
+        result = await handling
+        if result is not None:
+            await await_result(result)
+    except BaseException as error:
+        _end_failed(trace, error)
+        raise
+    finally:
+        trace.detach(token)
+    trace.end()
+
+
+def _end_failed(trace: HandlingTrace, error: BaseException) -> None:
+    is_retried = isinstance(error, Retry) or only_retry(error) is not None
+    trace.end(error, is_retried=is_retried)

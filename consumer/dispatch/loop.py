@@ -49,6 +49,7 @@ from ...protocol.parked import HANGS_MS
 from ...protocol.text import counted, format_seconds
 from ...rpc.loop_binding import LoopBinding
 from ...rpc.race import Race
+from ...rpc.tracing import current_tracing
 from ..filter import MessageFilter
 from ..handed_out import check_handed_out, shell_of
 from ..log_names import consumer_name, message_name
@@ -469,6 +470,7 @@ class LoopDispatch:
         message_filter: MessageFilter | None = None,
     ) -> None:
         self._filter = message_filter
+        self._tracing = current_tracing()
         self.on_idle: Callable[[], None] | None = None
         """Called when the program waits for messages."""
         self.by_column = False
@@ -565,7 +567,7 @@ class LoopDispatch:
                 message = self._take_one()
                 if message is not None:
                     self._watch.current = message
-                    self._note_in_use([message])
+                    self._note_received([message])
                     return message
                 await self._wait_for_work(None)
         finally:
@@ -598,7 +600,9 @@ class LoopDispatch:
                     return message
                 continue
             shell = waiting.take_offer()
-            run_size = 0 if self._filter else min(runs.next_size, self._taker.turn_remaining)
+            # A run is handed out at once, but each of its messages is received by itself.
+            is_single = self._filter is not None or self._tracing is not None
+            run_size = 0 if is_single else min(runs.next_size, self._taker.turn_remaining)
             messages = self._ask(shell, WorkWanted(1, 1, run_size))
             if not messages:
                 continue
@@ -631,7 +635,7 @@ class LoopDispatch:
         take = partial(self._take_many, max_records)
         messages = await self._take_when_ready("getmany()", take, max_records, until_ms)
         self._watch.current = messages[0] if messages else None
-        self._note_in_use(messages)
+        self._note_received(messages)
         return messages
 
     async def take_arrow(self) -> ArrowBatch:
@@ -783,6 +787,11 @@ class LoopDispatch:
         waiting = self.waiting
         in_hand = sum(len(shell.state.lanes.in_hand) for shell in waiting.shells)
         return in_hand - len(waiting.given)
+
+    def _note_received(self, messages: list[Message]) -> None:
+        self._note_in_use(messages)
+        if self._tracing is not None and messages:
+            self._tracing.note_received(messages)
 
     # ── messages of shared groups that the program leaves without an ack ──────────────────────────
     def _note_in_use(self, messages: list[Message]) -> None:

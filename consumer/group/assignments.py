@@ -29,6 +29,7 @@ from ...protocol.ids import MAX_I64
 from ...protocol.operations import SubjectHistory
 from ...protocol.routing import ConsumeStrategy
 from ...rpc.connections import Connections
+from ...rpc.operating.client_counts import ConsumerCounts
 from ...rpc.race import start_task, wait_for_cancelled
 from ..dispatch.loop import LoopDispatch
 from ..dispatch.workers import WorkerPool
@@ -145,6 +146,7 @@ class Assignments:
         # With max_wait_ms, messages that wait for a full batch would otherwise wait for budget that
         # they hold themselves.
         self.budget = PrefetchBudget(MAX_I64) if settings.max_wait_ms else PrefetchBudget()
+        self.counts = ConsumerCounts(self)
         self.codec = codec
         self.message_filter = message_filter
         self.by_hand = isinstance(dispatcher, LoopDispatch)
@@ -189,6 +191,12 @@ class Assignments:
     def start(self) -> None:
         """Start watching for lapsed leases and unreachable brokers."""
         self._watch_task = start_task(self._watch(), name="lease deadline")
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """See `client_counts.Share`."""
+        clients = self.clients
+        return len(clients), sum(client.lag_messages for client in clients)
 
     @property
     def clients(self) -> list[SessionShell]:
@@ -366,6 +374,7 @@ class Assignments:
     # ── hand-over ─────────────────────────────────────────────────────────────────────────────────
     async def _run_hand_over(self, client: SessionShell, *, is_lost: bool) -> None:
         held = self._held
+        self.counts.lost_leases += is_lost
         try:
             await self._hand_overs.hand_over(client, is_lost=is_lost)
         except BaseException as error:

@@ -35,6 +35,7 @@ from ...protocol.errors import (
 )
 from ...protocol.frames import CancelScheduled, Schedule, Scheduled, ScheduledCanceled
 from ...protocol.ids import NO_PRODUCER, check_name
+from ...protocol.limits import MESSAGE_BYTES_MAX
 from ...protocol.message import check_message_size, pack_properties, refuse_text
 from ...protocol.routing import OrderStrategy, Route
 from ...protocol.scheduled.deliver_at import deliver_at_ms
@@ -43,6 +44,7 @@ from ...protocol.text import format_seconds
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.environment import DrawBits
 from ...rpc.race import shield, start_task, wait_for_shared
+from ...rpc.tracing import add_fields, current_tracing
 from ..given_up import GivenUpOutcome, UnreportedMessages
 from ..settings import ProducerSettings, check_timeout
 from ..waiting import NO_ANSWER, WaitCause, broker_cause, route_cause
@@ -179,6 +181,7 @@ class ScheduledSender:
         self._encode = encode
         self._broker_at = broker_at
         self._draw = draw
+        self._tracing = current_tracing()
         self._order_strategy = order_strategy
         self._settings = settings
         self._clock = clock
@@ -239,6 +242,11 @@ class ScheduledSender:
         check_message_size(0, len(data), len(packed))
         if self._bytes >= self._settings.queue_bytes:
             raise QueueFullError(queued_bytes=self._bytes)
+        trace = None
+        if self._tracing is not None:
+            trace = self._tracing.begin_send(subject, properties)
+            limit_bytes = MESSAGE_BYTES_MAX - len(data)
+            packed = add_fields(trace.fields, packed, properties, tags, limit_bytes)
         attempt = _Attempt(subject, len(data) + len(packed), self._clock.wall_ns())
         batch = _encode_batch(data, packed, attempt.sent_at_ns)
         request = Schedule(subject, at_ms, self._draw(8 * ID_BYTES).to_bytes(ID_BYTES))
@@ -255,6 +263,8 @@ class ScheduledSender:
             error = None if task.cancelled() else task.exception()
             if error is not None:
                 future._give_up(error, self._unreported)
+            if trace is not None:
+                trace.end(1, error)
 
         task.add_done_callback(on_done)
         return future

@@ -75,7 +75,7 @@ async def test_wait_until_empty_ends_when_every_message_is_answered():
     assert not waiter.done()
     budget.settle_stored(second, RECEIPT)
     await waiter
-    assert (budget.acked, budget.failed) == (1, 1)
+    assert (budget.counts.acked, budget.counts.failed) == (1, 1)
 
 
 async def test_flush_counts_messages_when_a_whole_batch_is_given_up():
