@@ -17,6 +17,7 @@ from ..protocol.control import (
     SubjectSummary,
     SubjectView,
     TimeBound,
+    WaitingProducer,
 )
 from ..protocol.copies import CopySet
 from ..protocol.groups import GroupPolicy, GroupSettings, GroupStart, StartAt
@@ -53,6 +54,7 @@ from ..protocol.progress import (
     CanceledReset,
     CursorView,
     GroupReset,
+    GroupStatus,
     PendingReset,
     ResetGroup,
     ResetTo,
@@ -62,14 +64,17 @@ from ..protocol.reprocess.holds import HoldView
 from ..protocol.routing import Partition, PartitionState, Route
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledView
 from ..protocol.verification import CheckView, Verification
+from ..protocol.why import Cause, Explanation
 from .client import Admin
 from .parked_views import ParkedKeyView, ParkedMessage
 from .undrained import UndrainedPartition
 from .views import (
     BrokerList,
     GroupDescription,
+    GroupReport,
     PartitionDescription,
     PartitionProgress,
+    PartitionReport,
     ScheduledMessages,
     SubjectChange,
     SubjectDescription,
@@ -97,10 +102,12 @@ __all__ = [
     "BusySubject",
     "CancelOutcome",
     "CanceledReset",
+    "Cause",
     "CheckView",
     "CopySet",
     "CursorView",
     "FailingMessage",
+    "Explanation",
     "Failure",
     "EndedMember",
     "GroupDeletion",
@@ -110,12 +117,15 @@ __all__ = [
     "GroupReset",
     "GroupSettings",
     "GroupStart",
+    "GroupStatus",
     "GroupSummary",
     "GivenUpPartition",
     "GroupLoss",
     "GroupView",
     "Health",
     "HoldView",
+    "GroupReport",
+    "PartitionReport",
     "LossView",
     "OperationKind",
     "OperationList",
@@ -153,4 +163,5 @@ __all__ = [
     "TimeBound",
     "UndrainedPartition",
     "Verification",
+    "WaitingProducer",
 ]

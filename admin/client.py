@@ -109,6 +109,7 @@ from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition, Partit
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledPage
 from ..protocol.settings import check_no_call_problems, flag_problems, is_within, range_problems
 from ..protocol.verification import Verification
+from ..protocol.why import Explanation
 from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.connections import Connections, clean_up, gather_limited
 from ..rpc.environment import environment_of
@@ -149,11 +150,13 @@ from .undrained import UndrainedPartition, undrained_partitions
 from .views import (
     BrokerList,
     GroupDescription,
+    PartitionReport,
     ScheduledMessages,
     SubjectChange,
     SubjectDescription,
     is_scheduled_id,
 )
+from .why.asking import ask_why
 
 T = TypeVar("T")
 POLL_MS = 100
@@ -168,6 +171,10 @@ ADOPTION_TIMEOUT_S = 1.0
 found.
 """
 ADOPTION_PAUSE_S = 0.05
+PAGED_MIN = 16
+"""From this many partitions of one broker on, their statuses are read by the page."""
+HOSTED_MAX = 20_000
+"""The largest number of partitions of each broker that `list_hosted` returns."""
 REDRIVE_CONCURRENCY = 64
 """Maximum number of keys that are redriven concurrently; a broker syncs them to disk together."""
 
@@ -292,20 +299,67 @@ class Admin(LoopBoundClient):
         subjects = (await self._metaserver_client.call(endpoints.SUBJECTS)).subjects
         return [subject for subject in subjects if hidden or not subject.hidden_for]
 
-    async def describe_subject(self, subject: str) -> SubjectDescription:
+    async def describe_subject(
+        self, subject: str, *, holds: bool = True, within_s: float | None = None
+    ) -> SubjectDescription:
         """
         Return a subject's settings, and each partition with its broker, state and offsets.
 
         The call succeeds even if a broker does not respond; `problem` is then set on its
         partitions.
 
+        Args:
+            holds: False leaves out the holds, which takes one call for many partitions.
+            within_s: how long to wait for each broker, in seconds; None: the timeout of a call.
+
         Raises:
             SubjectUnknownError
         """
+        check_no_call_problems(flag_problems(holds=holds))
         view = await self._metaserver_client.call(
             endpoints.SUBJECT, subject=check_name("subject", subject)
         )
-        return views.describe_subject(view, await self._fetch_statuses(view.route.partitions))
+        statuses = await self._fetch_statuses(
+            view.route.partitions, within_s=within_s, by_page=not holds
+        )
+        return views.describe_subject(view, statuses)
+
+    async def list_hosted(
+        self, *, within_s: float | None = None
+    ) -> dict[str, list[PartitionReport] | str]:
+        """
+        Return a dict that maps each available broker group to the partitions that it hosts, of
+        every subject, by id; or to the reason why they are unknown.
+
+        Args:
+            within_s: how long to wait for each page of a broker, in seconds; None: the timeout of
+                a call.
+
+        Raises:
+            AccessDeniedError: the caller has no right on every subject.
+        """
+
+        async def fetch(broker: BrokerView) -> list[PartitionReport] | str:
+            client = self._connections.broker_at(broker.address)
+            found: list[PartitionReport] = []
+            after: int | None = -1
+            try:
+                while after is not None and len(found) < HOSTED_MAX:
+                    async with asyncio.timeout(within_s):
+                        page = await client.control(endpoints.PARTITIONS, query={"after": after})
+                    found += map(views.to_report, page.partitions)
+                    after = page.more_after
+            except TimeoutError:
+                return _late(broker.broker_group, within_s)
+            except AccessDeniedError:
+                raise  # every broker refuses alike
+            except KeylaneError as error:
+                return error.message
+            return found
+
+        available = [each for each in (await self.list_brokers()).brokers if each.available]
+        found = await gather_limited(fetch, available)
+        return {each.broker_group: result for each, result in zip(available, found, strict=True)}
 
     async def history(self, subject: str) -> SubjectHistory:
         """
@@ -547,19 +601,47 @@ class Admin(LoopBoundClient):
             )
         ).summaries
 
-    async def describe_group(self, subject: str, group: str) -> GroupDescription:
+    async def describe_group(
+        self, subject: str, group: str, *, within_s: float | None = None
+    ) -> GroupDescription:
         """
         Return a consumer group's owner, token, cursor and lag on each partition.
 
         The call succeeds even if a broker does not respond; `problem` is then set on its
         partitions.
 
+        Args:
+            within_s: how long to wait for each broker, in seconds; None: the timeout of a call.
+
         Raises:
             SubjectUnknownError, GroupUnknownError
         """
         view = await self._call_group(endpoints.GROUP, subject, group)
         partitions = [owner.partition for owner in view.owners]
-        return views.describe_group(view, await self._fetch_statuses(partitions))
+        statuses = await self._fetch_statuses(partitions, within_s=within_s, by_page=True)
+        return views.describe_group(view, statuses)
+
+    async def why(self, subject: str, group: str, *, key: bytes | str | None = None) -> Explanation:
+        """
+        Explain why messages do not arrive at a consumer group: the causes that the metaserver and
+        the brokers know of, the most likely one first, each with the next step.
+
+        A server that does not answer within 0.6 s is named in `unknown`.
+
+        Args:
+            key: an order key; with it, only what concerns this key is looked at.
+
+        Raises:
+            SubjectUnknownError, GroupUnknownError
+        """
+        return await ask_why(
+            check_name("subject", subject),
+            check_name("consumer group", group),
+            None if key is None else encode_key(key),
+            meta=self._metaserver_client,
+            broker_at=self._connections.broker_at,
+            now_ms=environment_of(None).clock.wall_ms,
+        )
 
     async def lag(self, subject: str, group: str) -> int:
         """
@@ -1793,19 +1875,67 @@ class Admin(LoopBoundClient):
         return await broker.control(endpoints.PARTITION, id=partition.partition_id)
 
     async def _fetch_statuses(
-        self, partitions: Iterable[Partition]
+        self,
+        partitions: Iterable[Partition],
+        *,
+        within_s: float | None = None,
+        by_page: bool = False,
     ) -> dict[int, PartitionStatus | str]:
-        """Return a dict that maps each partition id to its status, or to the reason why it is
-        unknown.
         """
+        Return a dict that maps each partition id to its status, or to the reason why it is unknown.
+
+        Args:
+            within_s: a broker that does not answer in this time is not asked again.
+            by_page: read the partitions of a broker that has many of them by the page, without
+                their holds.
+        """
+        slow = set[str]()
+        statuses: dict[int, PartitionStatus | str] = {}
 
         async def fetch_or_problem(partition: Partition) -> tuple[int, PartitionStatus | str]:
+            broker_group = partition.broker_group
+            if broker_group in slow:
+                return partition.partition_id, _late(broker_group, within_s)
             try:
-                return partition.partition_id, await self._fetch_status(partition)
+                async with asyncio.timeout(within_s):
+                    return partition.partition_id, await self._fetch_status(partition)
+            except TimeoutError:
+                slow.add(broker_group)
+                return partition.partition_id, _late(broker_group, within_s)
             except KeylaneError as error:
                 return partition.partition_id, error.message
 
-        return dict(await gather_limited(fetch_or_problem, partitions))
+        async def fetch_pages(broker_partitions: list[Partition]) -> None:
+            """Fetch what the pages of a broker list; others are asked for one by one."""
+            ids = {int(each.partition_id) for each in broker_partitions}
+            after: int | None = min(ids) - 1
+            try:
+                broker = self._broker_client(broker_partitions[0])
+                for _ in range(len(ids) // PAGED_MIN):
+                    if after is None or after >= max(ids):
+                        break
+                    async with asyncio.timeout(within_s):
+                        page = await broker.control(endpoints.PARTITIONS, query={"after": after})
+                    statuses.update(
+                        (each.partition_id, each)
+                        for each in page.partitions
+                        if each.partition_id in ids
+                    )
+                    after = page.more_after
+            except TimeoutError:
+                slow.add(broker_partitions[0].broker_group)
+            except KeylaneError:
+                return  # such as a caller that may only see some subjects
+
+        partitions = list(partitions)
+        if by_page:
+            by_broker: dict[str, list[Partition]] = {}
+            for partition in partitions:
+                by_broker.setdefault(partition.broker_group, []).append(partition)
+            many = [each for each in by_broker.values() if len(each) >= PAGED_MIN]
+            await gather_limited(fetch_pages, many)
+        left = [each for each in partitions if each.partition_id not in statuses]
+        return statuses | dict(await gather_limited(fetch_or_problem, left))
 
     async def _set_hold(self, partition: Partition, body: SetHold) -> tuple[HoldView, ...]:
         broker = self._broker_client(partition)
@@ -2169,3 +2299,10 @@ def _build_filter(
 def _is_selective(key: KeySelector | str, *others: object) -> bool:
     """Return True if at least one argument selects keys."""
     return key is not ... or any(value is not None for value in others)
+
+
+def _late(broker_group: str, within_s: float | None) -> str:
+    return (
+        f"broker group {broker_group} has not answered within {within_s} s: what it knows is "
+        "missing here"
+    )

@@ -17,11 +17,12 @@ from ..protocol.control import (
     RefusedBroker,
     Retention,
     SubjectView,
+    WaitingProducer,
 )
 from ..protocol.groups import GroupSettings
 from ..protocol.operations import OperationView
 from ..protocol.parked import FailingMessage
-from ..protocol.progress import PendingReset
+from ..protocol.progress import GroupStatus, PendingReset
 from ..protocol.reprocess.holds import HoldView
 from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState
 from ..protocol.scheduled.receipt import ScheduledView
@@ -60,6 +61,48 @@ class PartitionDescription(Struct, frozen=True, kw_only=True):
     """The reason why the offsets are unknown."""
     holds: tuple[HoldView, ...] = ()
     """Holds with which jobs protect messages from retention."""
+    groups: tuple[GroupStatus, ...] = ()
+    """Progress of the consumer groups that the broker knows."""
+
+
+class GroupReport(Struct, frozen=True, kw_only=True):
+    """A consumer group's progress on a partition, as its broker reports it."""
+
+    group: str
+    lag: int
+    """Number of stored messages that have not been acked."""
+    parked: int
+    """Number of parked messages, including those that are waiting to be retried."""
+    failing: FailingMessage | None = None
+    """The oldest failing message that has not been handled."""
+
+
+class PartitionReport(Struct, frozen=True, kw_only=True):
+    """A partition, as its broker reports it."""
+
+    partition_id: int
+    subject: str
+    state: PartitionState
+    first_offset: int
+    """Offset of the oldest stored message."""
+    next_offset: int
+    """Offset of the next message to be stored."""
+    groups: tuple[GroupReport, ...]
+
+
+def to_report(status: PartitionStatus) -> PartitionReport:
+    """Convert the status of a partition that a broker returned."""
+    return PartitionReport(
+        partition_id=status.partition_id,
+        subject=status.subject,
+        state=status.state,
+        first_offset=status.first_offset,
+        next_offset=status.next_offset,
+        groups=tuple(
+            GroupReport(group=each.group, lag=each.lag, parked=each.parked, failing=each.failing)
+            for each in status.groups
+        ),
+    )
 
 
 class SubjectChange(Struct, frozen=True, kw_only=True):
@@ -105,6 +148,14 @@ class PartitionProgress(Struct, frozen=True, kw_only=True):
     token: int
     expires_in_ms: int | None
     """Remaining time of the owner's lease, in milliseconds; None if the partition has no owner."""
+    hands_over_to: str | None = None
+    """The consumer that gets the partition once the owner has handed it over; None if it need
+    not.
+    """
+    holder: str | None = None
+    """The session that has recently read the partition at its broker; None if there is none, or if
+    the broker has not told.
+    """
     offset: int | None
     """The cursor: the offset of the first unacked message."""
     acked_above: int | None
@@ -162,6 +213,8 @@ class GroupDescription(Struct, frozen=True, kw_only=True):
     """Live consumers, in the order in which they joined."""
     ended: EndedMember | None = None
     """The consumer that was the last to leave or die; None if there was none."""
+    waiting_producers: tuple[WaitingProducer, ...] = ()
+    """Producers of the subject that wait for a broker."""
 
 
 def sort_by_range(partitions: Iterable[Partition]) -> list[Partition]:
@@ -231,6 +284,7 @@ def _describe_partition(
         next_offset=None if reported is None else reported.next_offset,
         problem=status if isinstance(status, str) else None,
         holds=() if reported is None else reported.holds,
+        groups=() if reported is None else reported.groups,
     )
 
 
@@ -263,6 +317,7 @@ def describe_group(view: GroupView, statuses: dict[int, PartitionStatus | str]) 
         given_up=view.given_up,
         members=view.members,
         ended=view.ended,
+        waiting_producers=view.waiting_producers,
     )
 
 
@@ -270,7 +325,7 @@ def _describe_progress(
     group: str, owner: OwnerView, status: PartitionStatus | str
 ) -> PartitionProgress:
     offset = acked_above = next_offset = lag = removed_unread = parked = retrying = failing = None
-    suspects = 0
+    suspects, holder = 0, None
     if isinstance(status, PartitionStatus):
         # A broker learns about a group with its first pull, which starts at the first stored
         # message.
@@ -282,6 +337,7 @@ def _describe_progress(
                 removed_unread, parked = progress.removed_unread, progress.parked
                 retrying = progress.retrying
                 failing, suspects = progress.failing, progress.suspects
+                holder = progress.holder
     return PartitionProgress(
         partition_id=owner.partition.partition_id,
         name=owner.partition.name,
@@ -291,6 +347,8 @@ def _describe_progress(
         session=owner.session,
         token=owner.token,
         expires_in_ms=owner.expires_in_ms,
+        hands_over_to=owner.hands_over_to,
+        holder=holder,
         offset=offset,
         acked_above=acked_above,
         next_offset=next_offset,

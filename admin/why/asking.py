@@ -1,0 +1,366 @@
+"""Asks the servers of a cluster what `causes` needs, within a time limit.
+
+    metaserver: group ─┬─ brokers ─ scheduled messages
+                       ├─ operations
+                       ╰─ each broker ─┬─ health, clock
+                                       ╰─ each partition: status ─┬─ parked keys
+                                                                  ├─ newest message
+                                                                  ╰─ a second look
+
+A server that hangs delays none of the others, and is named in the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from ...protocol import endpoints
+from ...protocol.control import BrokerView, GroupView, Health, PartitionStatus
+from ...protocol.errors import InvalidRequestError, KeylaneError, UnreachableError
+from ...protocol.http.endpoint import Endpoint
+from ...protocol.operations import OperationView
+from ...protocol.reading.newest import NewestMessage
+from ...protocol.routing import Partition
+from ...protocol.scheduled.receipt import ScheduledPage
+from ...protocol.text import counted, listed
+from ...protocol.why import Explanation
+from ...rpc.client import BrokerClient
+from ...rpc.connections import gather_limited
+from ..parked_views import ParkedKeyView, to_parked_view
+from ..views import describe_group
+from .causes import explain
+from .facts import Facts, LagPace, partitions_of_key
+
+T = TypeVar("T")
+WITHIN_S = 0.6
+"""How long servers may take to answer, in seconds, after the metaserver has told the group."""
+LATE = f"has not answered within {WITHIN_S} s"
+PACE_S = 0.25
+"""The time between two looks at a partition, in seconds."""
+PACED_MAX = 16
+"""The largest number of partitions that are looked at twice."""
+PARKED_MAX = 100
+"""The largest number of parked keys that are asked for, per partition."""
+BROKERS_MAX = 32
+"""The largest number of brokers that are asked for scheduled messages."""
+
+
+class MetaserverCalls(Protocol):
+    """Answers the control calls of a metaserver."""
+
+    async def call(self, endpoint: Endpoint[T], *, subject: str, group: str) -> T:
+        """Make a control call that has no body."""
+        ...
+
+
+async def ask_why(
+    subject: str,
+    group: str,
+    key: bytes | None,
+    *,
+    meta: MetaserverCalls,
+    broker_at: Callable[[str], BrokerClient],
+    now_ms: Callable[[], int],
+    may_read: bool = True,
+) -> Explanation:
+    """
+    Explain why messages do not arrive at a consumer group.
+
+    Args:
+        key: the order key in question; None, or b"" for messages without a key: any.
+        broker_at: returns the client of the broker at `host:port`.
+        now_ms: returns the time in milliseconds since 1970.
+        may_read: False if the caller may not read the messages of the subject; what is parked,
+            stored and scheduled is then not asked.
+
+    Raises:
+        SubjectUnknownError, GroupUnknownError
+        UnreachableError: no metaserver answers.
+    """
+    view = await meta.call(endpoints.GROUP, subject=subject, group=group)
+    question = _Question(view, key or None, meta, broker_at, now_ms, may_read=may_read)
+    await question.ask()
+    return explain(question.facts())
+
+
+class _Question:
+    """One question, and what servers have told so far."""
+
+    def __init__(
+        self,
+        view: GroupView,
+        key: bytes | None,
+        meta: MetaserverCalls,
+        broker_at: Callable[[str], BrokerClient],
+        now_ms: Callable[[], int],
+        *,
+        may_read: bool,
+    ) -> None:
+        partitions = [owner.partition for owner in view.owners]
+        self._partitions = partitions if key is None else partitions_of_key(partitions, key)
+        ids = {each.partition_id for each in self._partitions}
+        owners = tuple(each for each in view.owners if each.partition.partition_id in ids)
+        self._view = replace(view, owners=owners)
+        self._key = key
+        self._meta = meta
+        self._broker_at = broker_at
+        self._now_ms = now_ms
+        self._may_read = may_read
+        self._now_s = asyncio.get_running_loop().time
+        self._deadline_s = self._now_s() + WITHIN_S
+        self._paced = 0
+        self._statuses: dict[int, PartitionStatus] = {}
+        self._paces: dict[int, LagPace] = {}
+        self._newest: dict[int, NewestMessage] = {}
+        self._parked: list[ParkedKeyView] = []
+        self._adopted: list[ParkedKeyView] = []
+        """Parked keys of partitions whose children have them too, or soon will."""
+        self._brokers: list[BrokerView] = []
+        self._health: dict[str, Health] = {}
+        self._clocks_ms: dict[str, int] = {}
+        self._late: dict[str, tuple[str, str]] = {}
+        """What was not told in time: the broker group that was asked, and why it did not tell."""
+        self._stateless: dict[str, tuple[list[int], str]] = {}
+        """By broker group, the partitions whose state was not told in time, and why not."""
+        self._scheduled: list[ScheduledPage] = []
+        self._operations: list[OperationView] = []
+        self._unknown: list[str] = []
+
+    async def ask(self) -> None:
+        """Ask all servers at the same time."""
+        if not self._may_read:
+            self._unknown.append(
+                "what is parked, stored and scheduled: the caller has no right to read "
+                f"{self._view.subject}"
+            )
+        by_broker: dict[str, list[Partition]] = {}
+        for each in self._partitions:
+            by_broker.setdefault(each.broker_group, []).append(each)
+        await asyncio.gather(
+            self._ask_brokers(),
+            self._ask_operations(),
+            *(self._ask_broker(name, of_broker) for name, of_broker in by_broker.items()),
+        )
+
+    def facts(self) -> Facts:
+        """Return what was told."""
+        statuses: dict[int, PartitionStatus | str] = {
+            each.partition_id: self._statuses.get(each.partition_id)
+            or "its broker has not told its state"
+            for each in self._partitions
+        }
+        groups = {each.broker_group for each in self._partitions}
+        silent = self._silent()
+        unknown = [f"what broker group {name} knows: it {why}" for name, why in silent.items()]
+        late = {
+            f"the state of {counted(len(numbers), 'partition')}, {listed(numbers)}": (name, why)
+            for name, (asked, why) in self._stateless.items()
+            if (numbers := [each for each in asked if each not in self._statuses])
+        }
+        unknown += [
+            f"{what}: broker group {name} {why}"
+            for what, (name, why) in (late | self._late).items()
+            if name not in silent
+        ]
+        return Facts(
+            group=describe_group(self._view, statuses),
+            partitions=tuple(self._partitions),
+            key=self._key,
+            statuses=self._statuses,
+            paces=self._paces,
+            newest=self._newest,
+            parked=tuple(self._parked or self._adopted),
+            brokers=tuple(each for each in self._brokers if each.broker_group in groups),
+            health=self._health,
+            silent={name: why for name, why in silent.items() if name in groups},
+            clocks_ms=self._clocks_ms,
+            scheduled=tuple(self._scheduled),
+            operations=tuple(self._operations),
+            now_ms=self._now_ms(),
+            unknown=(*unknown, *dict.fromkeys(self._unknown)),
+        )
+
+    def _silent(self) -> dict[str, str]:
+        """Return the broker groups that have told nothing at all, each with the reason."""
+        told = {page.broker_group for page in self._scheduled} | self._health.keys()
+        told |= {p.broker_group for p in self._partitions if p.partition_id in self._statuses}
+        late = dict(self._late.values()) | {name: why for name, (_, why) in self._stateless.items()}
+        return {name: why for name, why in late.items() if name not in told}
+
+    # ── the metaserver ────────────────────────────────────────────────────────────────────────────
+    async def _ask_brokers(self) -> None:
+        health = await self._told(
+            "the list of brokers", self._call_metaserver(endpoints.HEALTH), broker_group=""
+        )
+        if health is None:
+            return
+        self._brokers = msgspec.convert(health.details.get("brokers", []), list[BrokerView])
+        if self._may_read and self._key is None:  # scheduled messages have no key
+            asked = [each for each in self._brokers if each.available][:BROKERS_MAX]
+            await asyncio.gather(*map(self._ask_scheduled, asked))
+
+    async def _ask_scheduled(self, broker: BrokerView) -> None:
+        query = {"subject": self._view.subject, "limit": 1}
+        page = await self._told(
+            f"the scheduled messages of broker group {broker.broker_group}",
+            self._broker_at(broker.address).control(endpoints.SCHEDULED, query=query),
+            broker_group=broker.broker_group,
+        )
+        if page is not None and page.count:
+            self._scheduled.append(page)
+
+    async def _ask_operations(self) -> None:
+        listed = await self._told(
+            "the operations", self._call_metaserver(endpoints.OPERATIONS), broker_group=""
+        )
+        if listed is not None:
+            self._operations = listed.operations
+
+    def _call_metaserver(self, endpoint: Endpoint[T]) -> Awaitable[T]:
+        return self._meta.call(endpoint, subject=self._view.subject, group=self._view.group)
+
+    # ── brokers ───────────────────────────────────────────────────────────────────────────────────
+    async def _ask_broker(self, name: str, partitions: list[Partition]) -> None:
+        address = next((each.address for each in partitions if each.address), None)
+        if address is None:
+            self._late[f"the health of broker group {name}"] = name, "is not available"
+            return
+        broker = self._broker_at(address)
+        await asyncio.gather(
+            self._ask_health(name, broker),
+            gather_limited(lambda each: self._ask_partition(broker, each), partitions),
+        )
+
+    async def _ask_health(self, name: str, broker: BrokerClient) -> None:
+        before_ms = self._now_ms()
+        health = await self._told(
+            f"the health of broker group {name}",
+            broker.control(endpoints.HEALTH),
+            broker_group=name,
+        )
+        if health is None:
+            return
+        self._health[name] = health
+        wall_ms = health.details.get("wall_ms")
+        if isinstance(wall_ms, int):
+            self._clocks_ms[name] = wall_ms - (before_ms + self._now_ms()) // 2
+
+    async def _ask_partition(self, broker: BrokerClient, partition: Partition) -> None:
+        number = partition.partition_id
+        status = await self._ask_status(broker, partition)
+        if status is None:
+            return
+        self._statuses[number] = status
+        progress = next(iter(status.groups), None)
+        further: list[Awaitable[None]] = []
+        if self._may_read and progress is not None and progress.parked:
+            further.append(self._ask_parked(broker, partition))
+        if self._may_read and self._key is not None:
+            further.append(self._ask_newest(broker, partition))
+        if progress is not None and progress.lag and self._paced < PACED_MAX:
+            self._paced += 1
+            further.append(self._look_again(broker, partition, status))
+        await asyncio.gather(*further)
+
+    async def _ask_status(
+        self, broker: BrokerClient, partition: Partition
+    ) -> PartitionStatus | None:
+        number, name = partition.partition_id, partition.broker_group
+        if self._now_s() >= self._deadline_s:
+            self._stateless.setdefault(name, ([], LATE))[0].append(number)
+            return None
+        query = {"group": self._view.group}
+        what = f"the state of partition {number}"
+        status = await self._told(
+            what, broker.control(endpoints.PARTITION, query=query, id=number), broker_group=name
+        )
+        if what in self._late:
+            _, why = self._late.pop(what)
+            self._stateless.setdefault(name, ([], why))[0].append(number)
+        return status
+
+    async def _ask_parked(self, broker: BrokerClient, partition: Partition) -> None:
+        number = partition.partition_id
+        query = {
+            "group": self._view.group,
+            "count": PARKED_MAX,
+            "retrying": 1,
+            "key": None if self._key is None else self._key.hex(),
+        }
+        page = await self._told(
+            f"the parked keys of partition {number}",
+            broker.control(endpoints.PARKED, query=query, id=number),
+            broker_group=partition.broker_group,
+        )
+        if page is not None:
+            views = [to_parked_view(number, each) for each in page.keys]
+            if page.more:
+                self._unknown.append(
+                    f"only the first {PARKED_MAX} parked keys of partition {number} were looked at"
+                )
+            (self._adopted if page.frozen else self._parked).extend(views)
+
+    async def _ask_newest(self, broker: BrokerClient, partition: Partition) -> None:
+        assert self._key is not None
+        number = partition.partition_id
+        query = {"group": self._view.group, "key": self._key.hex()}
+        newest = await self._told(
+            f"the newest message of the key in partition {number}",
+            broker.control(endpoints.NEWEST_MESSAGE, query=query, id=number),
+            broker_group=partition.broker_group,
+        )
+        if newest is not None:
+            self._newest[number] = newest
+
+    async def _look_again(
+        self, broker: BrokerClient, partition: Partition, first: PartitionStatus
+    ) -> None:
+        """Find out what happens in a partition meanwhile, if there is time."""
+        began_s = self._now_s()
+        if began_s + 2 * PACE_S > self._deadline_s:
+            return
+        await asyncio.sleep(PACE_S)
+        second = await self._ask_status(broker, partition)
+        if second is None or not (first.groups and second.groups):
+            return
+        self._statuses[partition.partition_id] = second
+        stored = second.next_offset - first.next_offset
+        self._paces[partition.partition_id] = LagPace(
+            over_ms=max(1, round((self._now_s() - began_s) * 1000)),
+            stored=stored,
+            acked=max(0, first.groups[0].lag + stored - second.groups[0].lag),
+        )
+
+    # ── within the time ───────────────────────────────────────────────────────────────────────────
+    async def _told(self, what: str, answer: Awaitable[T], *, broker_group: str) -> T | None:
+        """
+        Return an answer, or None if it does not come in time.
+
+        Args:
+            what: what is asked, for `unknown`.
+            broker_group: the broker group that is asked; "": the metaserver.
+        """
+        try:
+            async with asyncio.timeout_at(self._deadline_s):
+                return await answer
+        except TimeoutError:
+            problem = LATE
+        except UnreachableError as error:
+            problem = f"does not answer: {error.message}"
+        except InvalidRequestError as error:
+            if not error.unknown_call:  # otherwise it is older than this call
+                self._unknown.append(f"{what}: {error.message}")
+            return None
+        except KeylaneError as error:
+            self._unknown.append(f"{what}: {error.message}")
+            return None
+        if broker_group:
+            self._late[what] = broker_group, problem
+        else:
+            self._unknown.append(f"{what}: the metaserver {problem}")
+        return None

@@ -1,0 +1,904 @@
+"""Names why messages do not arrive at a consumer group, the most likely cause first. Pure.
+
+    facts ─▶ each rule below, in the order of RULES ─▶ causes: what is wrong, since when, what to do
+
+What holds for every message comes first, then what holds for some of them. Among these the order is
+that of a message: it is not stored, nobody has it, somebody fails with it, it waits for another, it
+was there and is gone. A rule that follows from another comes after it: a partition waits for its
+parent because the handler fails there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from msgspec.structs import replace
+
+from ...protocol.control import BrokerView
+from ...protocol.parked import FailingMessage, ParkState
+from ...protocol.routing import ConsumeStrategy, PartitionState
+from ...protocol.text import (
+    counted,
+    format_age,
+    format_seconds,
+    format_time,
+    key_digest,
+    listed,
+    printable,
+)
+from ...protocol.why import Cause, Explanation
+from ..parked_views import ParkedKeyView
+from ..views import PartitionProgress
+from .facts import Facts
+
+TEXT_CHARS_SHOWN = 200
+CLOCK_MS = 5_000
+"""How far a clock may be off before it is named, in milliseconds."""
+_PLAIN_KEY = re.compile(r"[\w.][\w.:-]{0,79}", re.ASCII)
+"""Matches an order key that needs no quotes in a shell."""
+
+
+def explain(facts: Facts) -> Explanation:
+    """Name the causes that the facts show."""
+    causes = [cause for rule in RULES for cause in rule(facts)]
+    if all(cause.code in _ASIDE for cause in causes):
+        causes += [_nothing_wrong(facts)]
+    return Explanation(
+        subject=facts.group.subject,
+        group=facts.group.group,
+        key=facts.key,
+        # Names and errors of users are in the texts.
+        causes=tuple(
+            replace(each, text=printable(each.text), step=printable(each.step)) for each in causes
+        ),
+        unknown=tuple(map(printable, facts.unknown)),
+    )
+
+
+# ── the group as a whole ──────────────────────────────────────────────────────────────────────────
+def _suspended(facts: Facts) -> Iterator[Cause]:
+    group, settings = facts.group, facts.group.settings
+    if settings is None:
+        return
+    if settings.suspended:
+        yield Cause(
+            code="group_suspended",
+            text=f"an operator has suspended {group.group}: its consumers get nothing",
+            step=f"keylane group resume {group.subject} {group.group}",
+        )
+    elif settings.suspended_clients and group.members and all(m.suspended for m in group.members):
+        names = listed(settings.suspended_clients)
+        yield Cause(
+            code="clients_suspended",
+            text=f"an operator has suspended every running consumer of {group.group}: {names}",
+            step=f"keylane group resume {group.subject} {group.group} --client NAME",
+        )
+
+
+def _reset(facts: Facts) -> Iterator[Cause]:
+    group, reset = facts.group, facts.group.reset
+    if reset is not None:
+        waits = (
+            f"it waits for {listed(reset.waits_for)} to hand over"
+            if reset.waits_for
+            else "its cursors are being set"
+        )
+        yield Cause(
+            code="reset_pending",
+            text=f"a reset of {group.group} to {reset.to} is under way, and no partition is "
+            f"granted meanwhile: {waits}",
+            step=f"keylane group reset {group.subject} {group.group} --cancel"
+            if not reset.begun
+            else "wait until its cursors are set",
+        )
+
+
+def _no_consumer(facts: Facts) -> Iterator[Cause]:
+    group = facts.group
+    if group.sessions:
+        return
+    ended = group.ended
+    if ended is None:
+        since = "" if group.silent_ms is None else f" for {format_age(group.silent_ms)}"
+        how = f"no consumer of {group.group} has sent a heartbeat{since}"
+    else:
+        verb = "left" if ended.left else "died without leaving"
+        since = "" if ended.ended_ms is None else f" {format_age(ended.ended_ms)} ago"
+        how = f"no consumer of {group.group} runs: the last one, {ended.client}, {verb}{since}"
+    yield Cause(
+        code="no_consumer",
+        text=how,
+        step=f"start a consumer of {group.subject} in the group {group.group}; "
+        f"keylane group list {group.subject} shows whether its name is spelled otherwise",
+    )
+
+
+# ── servers and producers ─────────────────────────────────────────────────────────────────────────
+def _silent_everywhere(facts: Facts) -> Iterator[Cause]:
+    """Silent brokers, if no other broker has messages in question."""
+    if {each.broker_group for each in facts.partitions} <= _silent_groups(facts):
+        yield from _silent(facts)
+
+
+def _silent_in_part(facts: Facts) -> Iterator[Cause]:
+    if not {each.broker_group for each in facts.partitions} <= _silent_groups(facts):
+        yield from _silent(facts)
+
+
+def _silent_groups(facts: Facts) -> set[str]:
+    return {each.broker_group for each in facts.brokers if not each.available} | set(facts.silent)
+
+
+def _silent(facts: Facts) -> Iterator[Cause]:
+    for name in sorted(_silent_groups(facts)):
+        broker = facts.broker_of(name)
+        where = _on(partitions := facts.partitions_on(name))
+        if broker is not None and not broker.available:
+            yield Cause(
+                code="broker_silent",
+                text=(
+                    f"broker group {name} has been silent for {format_age(broker.silent_ms)}: "
+                    f"messages for {where} wait at their producers, and nobody gets those that "
+                    "are stored there"
+                ),
+                step=f"start the broker at {broker.address} again; keylane broker list",
+                partitions=partitions,
+            )
+            continue
+        heard = (
+            ""
+            if broker is None
+            else f", although the metaserver heard from it {format_age(broker.silent_ms)} ago"
+        )
+        address = "" if broker is None else f" at {broker.address}"
+        yield Cause(
+            code="broker_hangs",
+            text=f"broker group {name} {facts.silent[name]}{heard}: if it hangs, nothing is stored "
+            f"in {where}, and nobody gets what is stored there",
+            step=f"look at the process and the log of the broker{address}",
+            partitions=partitions,
+        )
+
+
+def _refusing(facts: Facts) -> Iterator[Cause]:
+    for broker in facts.brokers:
+        name = broker.broker_group
+        health = facts.health.get(name)
+        if not _refuses(broker, facts):
+            continue
+        reason = (health.reason if health is not None else "") or broker.problem
+        where = _on(partitions := facts.partitions_on(name))
+        if health is not None and health.details.get("waits_for_copies"):
+            yield Cause(
+                code="no_copy",
+                text=f"broker group {name} acks nothing: {reason}; messages for {where} are not "
+                "stored before that",
+                step=f"start its copies again; keylane broker copies {name}",
+                partitions=partitions,
+            )
+        else:
+            yield Cause(
+                code="broker_refuses",
+                text=f"broker group {name} takes no messages{f': {reason}' if reason else ''}; "
+                f"those for {where} wait at their producers",
+                step=f"keylane broker health {broker.address}",
+                partitions=partitions,
+            )
+
+
+def _damaged(facts: Facts) -> Iterator[Cause]:
+    """Partitions of which the disk has lost messages."""
+    for each in facts.partitions:
+        health = facts.health.get(each.broker_group)
+        damage = None if health is None else health.details.get("damage")
+        for line in damage if isinstance(damage, list) else ():
+            if str(line).startswith(f"partition {each.partition_id} has lost "):
+                yield Cause(
+                    code="log_damaged",
+                    text=f"the log of broker group {each.broker_group} is damaged: {line}",
+                    step=f"keylane broker health {each.address or 'ADDRESS'}; Damage, in "
+                    "docs/OPERATING.md, says what to do",
+                    partitions=(each.partition_id,),
+                )
+
+
+def _refuses(broker: BrokerView, facts: Facts) -> bool:
+    """Return True if a broker takes no messages: as it says itself, or else as the metaserver
+    knows.
+    """
+    health = facts.health.get(broker.broker_group)
+    refuses = not broker.writable if health is None else not health.ready
+    return broker.available and refuses
+
+
+def _waiting_producers(facts: Facts) -> Iterator[Cause]:
+    """Producers whose messages for these partitions are not stored."""
+    silent = {each.broker_group for each in facts.brokers if not each.available}
+    refusing = {each.broker_group for each in facts.brokers if _refuses(each, facts)}
+    for each in facts.group.waiting_producers:
+        partitions = facts.partitions_on(each.broker_group)
+        if not partitions or each.broker_group in silent:
+            continue
+        step = (
+            "have the broker take messages again"
+            if each.broker_group in refusing
+            else "check the network between this producer and the broker"
+        )
+        yield Cause(
+            code="producer_waits",
+            text=f"the producer {each.client} has {counted(each.messages, 'message')} that "
+            f"{'is' if each.messages == 1 else 'are'} not stored yet: for "
+            f"{format_age(each.waiting_ms)} it has waited for broker group "
+            f"{each.broker_group}: {each.reason[:TEXT_CHARS_SHOWN]}",
+            step=f"{step}; producer.waiting() lists the messages by key",
+            partitions=partitions,
+        )
+
+
+def _over_quota(facts: Facts) -> Iterator[Cause]:
+    limited: dict[str, list[int]] = {}
+    for number, status in facts.statuses.items():
+        if status.limited_ms > 0:
+            limited.setdefault(status.limited_by, []).append(number)
+    for limit, partitions in limited.items():
+        longest = max(facts.statuses[each].limited_ms for each in partitions)
+        yield Cause(
+            code="over_quota",
+            text=f"calls about {facts.group.subject} wait for a quota, the limit of {limit}: "
+            f"{format_seconds(longest)} now",
+            step="keylane access quota list; raise it with keylane access quota set, or send less",
+            partitions=tuple(partitions),
+        )
+
+
+# ── owners ────────────────────────────────────────────────────────────────────────────────────────
+def _unheard_owners(facts: Facts) -> Iterator[Cause]:
+    """Owners that may be dead: their leases have to end first."""
+    for member in facts.group.members:
+        owned = _owned_by(facts, member.client)
+        if member.heard_ms > member.expires_in_ms and (owned or _is_shared(facts)):
+            yield Cause(
+                code="owner_unheard",
+                text=(
+                    f"consumer {member.client} was last heard {format_age(member.heard_ms)} ago: "
+                    "it is dead, cut off, or its event loop is blocked; "
+                    f"{_on(owned) if owned else 'what it holds'} may move to another consumer in "
+                    f"{format_seconds(member.expires_in_ms)}, when its lease ends"
+                ),
+                step="look at its log; if it is dead, another consumer takes over by itself",
+                partitions=owned,
+            )
+
+
+def _cut_off(facts: Facts) -> Iterator[Cause]:
+    """Consumers that cannot connect to brokers."""
+    for member in facts.group.members:
+        for name in member.unreached:
+            partitions = facts.partitions_on(name)
+            served = [
+                each.owner
+                for each in facts.progress
+                if each.partition_id in partitions and each.owner not in {None, member.client}
+            ]
+            if not partitions or (len(served) == len(partitions) and not _is_shared(facts)):
+                continue  # others have them
+            broker = facts.broker_of(name)
+            yield Cause(
+                code="owner_cut_off",
+                text=f"consumer {member.client} cannot connect to broker group {name}, which the "
+                f"cluster still reports alive: it gets nothing of {_on(partitions)}",
+                step=f"check the network between it and the broker"
+                f"{'' if broker is None else f' at {broker.address}'}",
+                partitions=partitions,
+            )
+
+
+def _not_granted(facts: Facts) -> Iterator[Cause]:
+    settings = facts.group.settings
+    numbers = {each.partition_id for each in facts.progress if each.owner is None}
+    waiting = () if settings is None else tuple(n for n in settings.unstarted if n in numbers)
+    if waiting and facts.group.sessions:
+        yield Cause(
+            code="not_granted",
+            text=f"{_on(waiting)} cannot be granted yet: "
+            f"{'its broker has' if len(waiting) == 1 else 'their brokers have'} not stored where "
+            f"{facts.group.group} starts",
+            step="keylane broker list; it goes on once the brokers answer the metaserver",
+            partitions=waiting,
+        )
+
+
+def _hand_over(facts: Facts) -> Iterator[Cause]:
+    for each in facts.progress:
+        if each.hands_over_to is not None and _concerns(each, facts):
+            yield Cause(
+                code="hand_over",
+                text=f"consumer {each.owner} has to hand over partition {each.partition_id} to "
+                f"{each.hands_over_to}, and first finishes the messages that it is handling",
+                step="look at its log if that takes longer than its handler",
+                partitions=(each.partition_id,),
+            )
+
+
+def _unowned(facts: Facts) -> Iterator[Cause]:
+    """Partitions that no consumer has, though some run."""
+    group, silent = facts.group, _silent_groups(facts)
+    unstarted = () if group.settings is None else group.settings.unstarted
+    if not group.sessions or _is_shared(facts) or group.reset is not None:
+        return
+    free = tuple(
+        each.partition_id
+        for each in facts.progress
+        if each.owner is None
+        and each.lag != 0
+        and each.broker_group not in silent  # that is why
+        and each.partition_id not in unstarted
+        and _concerns(each, facts)
+        and not facts.unread_parents(each)
+    )
+    if free and not (group.settings is not None and group.settings.suspended):
+        yield Cause(
+            code="no_owner",
+            text=f"no consumer has {_on(free)}: a lease has just ended, or nobody has taken "
+            f"{'it' if len(free) == 1 else 'them'} over yet",
+            step=f"wait a second, then: keylane group describe {group.subject} {group.group}",
+            partitions=free,
+        )
+
+
+def _not_read(facts: Facts) -> Iterator[Cause]:
+    """Partitions whose owners do not show up at the broker."""
+    if _is_shared(facts):
+        return
+    for each in facts.progress:
+        known = facts.statuses.get(each.partition_id)
+        if (
+            known is None
+            or each.owner is None
+            or not each.lag
+            or each.holder == each.session
+            or each.failing is not None
+            or facts.unread_parents(each)
+            or not _concerns(each, facts)
+        ):
+            continue
+        yield Cause(
+            code="not_read",
+            text=f"consumer {each.owner} has the lease of partition {each.partition_id}, but has "
+            f"not read it from broker group {each.broker_group} yet, or not within its ttl",
+            step="look again in a second; then look at its log",
+            partitions=(each.partition_id,),
+        )
+
+
+def _owned_by(facts: Facts, client: str) -> tuple[int, ...]:
+    return tuple(each.partition_id for each in facts.progress if each.owner == client)
+
+
+def _is_shared(facts: Facts) -> bool:
+    return facts.group.strategy is ConsumeStrategy.SHARED
+
+
+# ── messages that fail ────────────────────────────────────────────────────────────────────────────
+def _failing(facts: Facts) -> Iterator[Cause]:
+    for each in facts.progress:
+        if each.failing is not None and _holds_up(each, each.failing, facts):
+            yield _failing_cause(each, each.failing, facts)
+
+
+def _failing_elsewhere(facts: Facts) -> Iterator[Cause]:
+    """Failing messages of other keys, which may hold up a partition without being its cause."""
+    for each in facts.progress:
+        if each.failing is not None and not _holds_up(each, each.failing, facts):
+            yield _failing_cause(each, each.failing, facts)
+
+
+def _holds_up(progress: PartitionProgress, failing: FailingMessage, facts: Facts) -> bool:
+    """Return True if the messages in question wait for this one: it has their key, or it is in a
+    sealed partition, which has to be read to its end.
+    """
+    is_sealed = progress.state is PartitionState.SEALED
+    return facts.key is None or is_sealed or failing.key_digest == key_digest(facts.key)
+
+
+def _failing_cause(progress: PartitionProgress, failing: FailingMessage, facts: Facts) -> Cause:
+    group, hangs = facts.group, failing.running_ms is not None
+    source = progress.partition_id if failing.source is None else failing.source
+    is_own = facts.key is not None and failing.key_digest == key_digest(facts.key)
+    whose = "this key" if is_own else failing.key_digest
+    place = f"offset {failing.offset} of partition {source} ({whose})"
+    text = failing.text[:TEXT_CHARS_SHOWN]
+    if hangs:
+        sentence = (
+            f"consumer {failing.client or progress.owner} has been handling {place} for at least "
+            f"{format_age(failing.running_ms or 0)}: {text}"
+        )
+        step = "restart the consumer, and set a time limit for what its handler waits for"
+    else:
+        sentence = (
+            f"the handler of {failing.client or progress.owner} has failed "
+            f"{counted(failing.attempts, 'time')} with {place}, first at "
+            f"{_time(failing.since_ms, facts)}; the last error was {failing.kind}"
+            f"{f': {text}' if text else ''}"
+        )
+        step = (
+            "repair the handler, or set the key aside: keylane group set "
+            f"{group.subject} {group.group} --on-failure park"
+        )
+    return Cause(
+        code="handler_hangs" if hangs else "handler_fails",
+        text=f"{sentence}; {_who_waits(progress, failing, facts)}",
+        step=step,
+        partitions=(progress.partition_id,),
+    )
+
+
+def _who_waits(progress: PartitionProgress, failing: FailingMessage, facts: Facts) -> str:
+    if progress.state is PartitionState.SEALED:
+        return "the partitions that continue this one wait until it is handled"
+    if not _holds_up(progress, failing, facts):
+        return "it has another key, for which this key does not wait"
+    return "later messages of its key wait"
+
+
+def _suspects(facts: Facts) -> Iterator[Cause]:
+    for each in facts.progress:
+        if each.suspects:
+            yield Cause(
+                code="suspects",
+                text=(
+                    f"two consumers ended while they had {counted(each.suspects, 'message')} of "
+                    f"partition {each.partition_id} in hand: these are handled one at a time"
+                ),
+                step="look at the logs of the consumers that ended",
+                partitions=(each.partition_id,),
+            )
+
+
+def _parked(facts: Facts) -> Iterator[Cause]:
+    """Parked keys; with a key in question, that one."""
+    group = facts.group
+    views = [each for each in facts.parked if each.tries is None and _is_in_question(each, facts)]
+    if not views:
+        return
+    view = min(views, key=lambda each: each.since_ms)
+    waiting = counted(sum(each.messages for each in views), "message")
+    if facts.key is not None:
+        what = "the key is"
+    else:
+        what = f"{counted(len(views), 'key')} {'is' if len(views) == 1 else 'are'}"
+        if any(each.key is None for each in views):
+            what = "messages are"
+    yield Cause(
+        code="parked",
+        text=f"{what} {_state_of(view)} since {_time(view.since_ms, facts)}, with {waiting}"
+        f"{_failure_of(view)}",
+        step=f"repair the handler, then: keylane parked redrive {group.subject} {group.group}"
+        f"{_key_option(facts)}",
+        partitions=_numbers(views),
+    )
+
+
+def _retried(facts: Facts) -> Iterator[Cause]:
+    views = [each for each in facts.parked if each.tries is not None]
+    if not views:
+        return
+    view = max(views, key=lambda each: each.tries or 0)
+    text = (
+        f"{counted(sum(each.messages for each in views), 'message')} of any key failed and will be "
+        f"tried again{_next_of(view, facts.now_ms)}, after up to "
+        f"{counted(view.tries or 0, 'failed try', 'failed tries')}{_failure_of(view)}"
+    )
+    step = "repair the handler; it is tried again by itself"
+    yield Cause(code="retried", text=text, step=step, partitions=_numbers(views))
+
+
+def _dead_letters(facts: Facts) -> Iterator[Cause]:
+    """Dead letters of any key, of which this key may have some."""
+    group = facts.group
+    views = [
+        each for each in facts.parked if each.tries is None and not _is_in_question(each, facts)
+    ]
+    if views:
+        messages = sum(each.messages for each in views)
+        yield Cause(
+            code="dead_letters",
+            text=f"group {group.group} has given up {counted(messages, 'message')} of any key, the "
+            f"oldest at {_time(min(each.since_ms for each in views), facts)}"
+            f"{_failure_of(views[0])}",
+            step=f"keylane parked list {group.subject} {group.group} --dead{_key_option(facts)}",
+            partitions=_numbers(views),
+        )
+
+
+def _is_in_question(view: ParkedKeyView, facts: Facts) -> bool:
+    return facts.key is None or view.key == facts.key
+
+
+def _numbers(views: Sequence[ParkedKeyView]) -> tuple[int, ...]:
+    return tuple(sorted({each.partition_id for each in views}))
+
+
+def _state_of(view: ParkedKeyView) -> str:
+    if view.is_dead:
+        return "dead"
+    return "being handled again" if view.state is ParkState.REDRIVING else "parked"
+
+
+def _failure_of(view: ParkedKeyView) -> str:
+    failure = view.failure
+    if failure is None:
+        return ""
+    text = failure.text[:TEXT_CHARS_SHOWN]
+    return (
+        f"; the last error, after {counted(failure.attempts, 'try', 'tries')}, was {failure.kind}"
+        f"{f': {text}' if text else ''}"
+    )
+
+
+def _next_of(view: ParkedKeyView, now_ms: int) -> str:
+    return "" if view.next_ms is None else f" in {format_seconds(max(0, view.next_ms - now_ms))}"
+
+
+# ── partitions ────────────────────────────────────────────────────────────────────────────────────
+def _unread_parents(facts: Facts) -> Iterator[Cause]:
+    """Partitions that are read only after what they continue."""
+    group = facts.group
+    children: dict[int, list[int]] = {}
+    parents: dict[int, PartitionProgress] = {}
+    for each in facts.progress:
+        for parent in facts.unread_parents(each) if _concerns(each, facts) else ():
+            children.setdefault(parent.partition_id, []).append(each.partition_id)
+            parents[parent.partition_id] = parent
+    for number, waiting in children.items():
+        parent = parents[number]
+        left = (
+            "how many messages are left is not known"
+            if parent.lag is None
+            else f"{counted(parent.lag, 'message')} left"
+        )
+        where = "" if parent.offset is None else f", from offset {parent.offset} on"
+        owner = "which no consumer has" if parent.owner is None else f"which {parent.owner} has"
+        yield Cause(
+            code="parent_unread",
+            text=f"{_on(waiting)} {'waits' if len(waiting) == 1 else 'wait'} until partition "
+            f"{number}, {owner}, is read to its end: {left}{where}",
+            step=f"keylane group describe {group.subject} {group.group} --all",
+            partitions=tuple(waiting),
+        )
+
+
+def _operations(facts: Facts) -> Iterator[Cause]:
+    for operation in facts.operations:
+        if operation.problem:
+            yield Cause(
+                code="operation_waits",
+                text=f"operation {operation.operation_id} ({operation.kind}) waits: "
+                f"{operation.problem}",
+                step=f"keylane subject operations {operation.subject}",
+                partitions=operation.sealed,
+            )
+
+
+def _behind(facts: Facts) -> Iterator[Cause]:
+    """Partitions with messages that their owners have not acked, and that nothing holds up."""
+    group = facts.group
+    behind = [
+        each
+        for each in facts.progress
+        if each.lag
+        and (each.owner is not None or _is_shared(facts))
+        and (each.failing is None or not _holds_up(each, each.failing, facts))
+        and not facts.unread_parents(each)
+        and _concerns(each, facts)
+    ]
+    if not behind:
+        return
+    most = max(behind, key=lambda each: each.lag or 0)
+    total = counted(sum(each.lag or 0 for each in behind), "message")
+    what = f"{total} of partition {most.partition_id}"
+    if len(behind) > 1:
+        what = f"{total}, {most.lag} of them of partition {most.partition_id}"
+    yield Cause(
+        code="behind",
+        text=f"group {group.group} has not acked {what}, from offset {most.offset} on"
+        f"{_newest_place(most, facts)}; {_pace_text(most, facts)}",
+        step=f"look again: keylane group describe {group.subject} {group.group}; if the offset "
+        "stands still, look at the consumer's log",
+        partitions=tuple(each.partition_id for each in behind),
+    )
+
+
+def _newest_place(progress: PartitionProgress, facts: Facts) -> str:
+    newest = facts.newest.get(progress.partition_id)
+    if newest is None or newest.offset is None:
+        return ""
+    return (
+        f", the newest of the key at offset {newest.offset}, stored {format_age(newest.age_ms)} ago"
+    )
+
+
+def _pace_text(progress: PartitionProgress, facts: Facts) -> str:
+    """Return what a group has done between two looks at a partition."""
+    pace = facts.paces.get(progress.partition_id)
+    member = next((each for each in facts.group.members if each.client == progress.owner), None)
+    who = progress.owner or "its consumers"
+    has = "has" if progress.owner else "have"
+    if member is not None:
+        who += f", last heard {format_seconds(member.heard_ms)} ago,"
+    if pace is None:
+        return f"{who} {has} them"
+    if not pace.acked:
+        return (
+            f"{who} {has} acked none of them within {format_seconds(pace.over_ms)}: a handler is "
+            "busy or has just begun, or the consumer is dead or cut off from broker group "
+            f"{progress.broker_group}"
+        )
+    rate = f"{pace.acked * 1000 / pace.over_ms:.0f} a second are acked"
+    if pace.acked <= pace.stored:
+        return f"{rate}, {pace.stored * 1000 / pace.over_ms:.0f} a second arrive: it stays behind"
+    left_ms = (progress.lag or 0) * pace.over_ms // (pace.acked - pace.stored)
+    return f"{rate}: at this rate it has caught up in {format_age(left_ms)}"
+
+
+def _concerns(progress: PartitionProgress, facts: Facts) -> bool:
+    """Return False if it is certain that a partition has no unacked message of the key in
+    question.
+    """
+    newest = facts.newest.get(progress.partition_id)
+    if facts.key is None or newest is None:
+        return True
+    if newest.offset is None:
+        return progress.offset is None or newest.searched_from > progress.offset
+    return newest.acked is not True
+
+
+# ── messages that are gone, or were never there ───────────────────────────────────────────────────
+def _lost(facts: Facts) -> Iterator[Cause]:
+    group = facts.group
+    removed = [each for each in facts.progress if each.removed_unread]
+    if removed:
+        total = sum(each.removed_unread or 0 for each in removed)
+        yield Cause(
+            code="removed_unread",
+            text=f"retention has removed {counted(total, 'message')} of "
+            f"{_on(each.partition_id for each in removed)} before {group.group} had read them",
+            step=f"to keep unread messages: keylane subject set {group.subject} --retention acked",
+            partitions=tuple(each.partition_id for each in removed),
+        )
+    numbers = {each.partition_id for each in facts.partitions}
+    given_up = [
+        each for each in group.given_up if facts.key is None or each.partition_id in numbers
+    ]
+    if given_up:
+        yield Cause(
+            code="given_up",
+            text=f"an operator has given up {counted(len(given_up), 'partition')} that "
+            f"{group.group} had not read to the end",
+            step=f"keylane group describe {group.subject} {group.group} --all",
+            partitions=tuple(each.partition_id for each in given_up),
+        )
+
+
+def _filtered(facts: Facts) -> Iterator[Cause]:
+    """A key whose newest message was acked by a group that leaves some out."""
+    group = facts.group
+    texts = sorted({each.filter for each in group.members if each.filter})
+    for number, newest in facts.newest.items():
+        if facts.key is None or not newest.acked or not texts:
+            continue
+        place = f"offset {newest.offset} of partition {number}"
+        has = f"has the tags {', '.join(newest.tags)}" if newest.tags else "has no tags"
+        if _leaves_out(texts[0], newest.tags):
+            text = (
+                f"the newest message of the key, at {place}, {has}, and {group.group} leaves it "
+                f"out: it handles only {texts[0]}"
+            )
+        else:
+            text = (
+                f"the newest message of the key, at {place}, is acked: {group.group} has handled "
+                f"it or left it out, because it handles only {texts[0]}; it {has}"
+            )
+        yield Cause(
+            code="filtered_out",
+            text=text,
+            step="compare the tags and the filter in the consumer's settings with the message",
+            partitions=(number,),
+        )
+
+
+def _leaves_out(filter_text: str, tags: Iterable[str]) -> bool:
+    """Return True if it is certain that a filter with this text leaves out a message."""
+    first, _, _ = filter_text.partition("; ")
+    if not first.startswith("tags ") or "…" in filter_text:
+        return False
+    return not set(first.removeprefix("tags ").split(", ")).intersection(tags)
+
+
+def _scheduled(facts: Facts) -> Iterator[Cause]:
+    messages = [each for page in facts.scheduled for each in page.messages]
+    total = sum(page.count for page in facts.scheduled)
+    if not messages:
+        return
+    first = min(messages, key=lambda each: each.deliver_at_ms)
+    left_ms = first.deliver_at_ms - facts.now_ms
+    when = f"comes in {format_age(left_ms)}, at" if left_ms > 0 else "was due at"
+    drop = f"; it will be dropped: {first.drop}" if first.drop else ""
+    yield Cause(
+        code="scheduled",
+        text=f"{counted(total, 'message')} of {facts.group.subject} "
+        f"{'waits for its' if total == 1 else 'wait for their'} delivery time; the first "
+        f"{when} {format_time(first.deliver_at_ms)}{drop}",
+        step=f"keylane scheduled list {facts.group.subject}",
+    )
+
+
+def _not_stored(facts: Facts) -> Iterator[Cause]:
+    """Partitions without any message in question."""
+    step = "look at the producer: await each receipt; producer.waiting() says what it waits for"
+    known = [each for each in facts.progress if each.next_offset is not None]
+    if not known or len(known) < len(facts.progress):
+        return
+    numbers = tuple(each.partition_id for each in known)
+    if not any(each.next_offset for each in known):
+        yield Cause(
+            code="nothing_stored",
+            text=f"nothing was ever stored in {_on(numbers)}"
+            f"{', where the key belongs' if facts.key is not None else ''}",
+            step=step,
+            partitions=numbers,
+        )
+        return
+    searches = [facts.newest[each] for each in numbers if each in facts.newest]
+    if facts.key is None or len(searches) < len(numbers):
+        return
+    if any(each.offset is not None for each in searches):
+        return
+    searched = sum(each.next_offset - each.searched_from for each in searches)
+    is_complete = all(each.searched_from == each.first_offset for each in searches)
+    removed = sum(each.first_offset for each in searches)
+    text = f"no message of the key is stored in {_on(numbers)}, where the key belongs"
+    if not is_complete:
+        text += f", among the newest {counted(searched, 'message')}"
+    if removed:
+        text += f"; retention has removed the {counted(removed, 'message')} before these"
+    yield Cause(
+        code="key_not_stored",
+        text=text,
+        step=step,
+        partitions=numbers,
+    )
+
+
+def _clocks(facts: Facts) -> Iterator[Cause]:
+    step = "set the clocks right, and keep them so with NTP"
+    for name, ahead_ms in facts.clocks_ms.items():
+        if abs(ahead_ms) > CLOCK_MS:
+            yield Cause(
+                code="clock",
+                text=f"the clock of broker group {name} is {format_age(abs(ahead_ms))} "
+                f"{'ahead of' if ahead_ms > 0 else 'behind'} that of the machine that asks: ages, "
+                "times of reads, and delivery times of scheduled messages are off by that",
+                step=step,
+                partitions=facts.partitions_on(name),
+            )
+    for name, health in facts.health.items():
+        scheduled = health.details.get("scheduled")
+        problem = scheduled.get("calendar") if isinstance(scheduled, dict) else ""
+        if problem:
+            yield Cause(
+                code="clock",
+                text=f"broker group {name} does not trust its clock: {problem}",
+                step=step,
+                partitions=facts.partitions_on(name),
+            )
+    for each in facts.progress:
+        failing = each.failing
+        if failing is not None and failing.at_ms > facts.now_ms + CLOCK_MS:
+            ahead = format_age(failing.at_ms - facts.now_ms)
+            yield Cause(
+                code="clock",
+                text=f"the clock of {failing.client} is at least {ahead} ahead of that of the "
+                "machine that asks",
+                step=step,
+                partitions=(each.partition_id,),
+            )
+
+
+def _nothing_wrong(facts: Facts) -> Cause:
+    group = facts.group
+    unknown = [each.partition_id for each in facts.progress if each.lag is None]
+    if unknown:
+        return Cause(
+            code="unknown",
+            text=f"it is not known how far {group.group} is in {_on(unknown)}",
+            step="keylane broker list",
+            partitions=tuple(unknown),
+        )
+    found = [(n, each) for n, each in facts.newest.items() if each.offset is not None]
+    what, where = f"everything that is stored in {group.subject}", ""
+    if facts.key is not None:
+        what = "everything that is stored where the key belongs"
+    if facts.key is not None and found:
+        number, newest = max(found, key=lambda each: each[0])
+        what = "the newest message of the key"
+        where = (
+            f", at offset {newest.offset} of partition {number}, stored "
+            f"{format_age(newest.age_ms)} ago"
+        )
+    filters = sorted({each.filter for each in group.members if each.filter})
+    only = f"; it handles only {filters[0]}" if filters else ""
+    start = None if group.settings is None else group.settings.start
+    began = "" if start is None or str(start) == "earliest" else f"; it began at {start}"
+    return Cause(
+        code="all_acked",
+        text=f"group {group.group} has acked {what}{where}{only}{began}; a message that its "
+        "handler did not see was left out by a filter, was skipped, is older than the group, or "
+        "was never stored",
+        step=f"keylane read {group.subject}{_plain_key_option(facts) or ' --from -10m'} shows what "
+        "is stored; compare it with the tags and the filter in the consumer's settings",
+        partitions=tuple(each.partition_id for each in facts.progress),
+    )
+
+
+def _time(time_ms: int, facts: Facts) -> str:
+    """Return a time, and how long ago it was."""
+    age_ms = facts.now_ms - time_ms
+    return format_time(time_ms) + (f", {format_age(age_ms)} ago" if age_ms >= 0 else "")
+
+
+def _on(partitions: Iterable[int]) -> str:
+    numbers = tuple(partitions)
+    noun = "partition" if len(numbers) == 1 else "partitions"
+    return f"{noun} {listed(numbers)}"
+
+
+def _plain_key_option(facts: Facts) -> str:
+    """Return the option `--key` if a key that needs no quotes is in question, otherwise ""."""
+    option = _key_option(facts)
+    return option if option.startswith(" --key ") else ""
+
+
+def _key_option(facts: Facts) -> str:
+    """Return the option of a command that names the key; "" if no key is in question."""
+    if facts.key is None:
+        return ""
+    text = facts.key.decode(errors="replace")
+    return f" --key {text}" if _PLAIN_KEY.fullmatch(text) else f" --key-hex {facts.key.hex()}"
+
+
+RULES: tuple[Callable[[Facts], Iterator[Cause]], ...] = (
+    _suspended,
+    _reset,
+    _no_consumer,
+    _silent_everywhere,
+    _unheard_owners,
+    _cut_off,
+    _refusing,
+    _damaged,
+    _waiting_producers,
+    _failing,
+    _suspects,
+    _parked,
+    _retried,
+    _not_granted,
+    _hand_over,
+    _unowned,
+    _unread_parents,
+    _operations,
+    _silent_in_part,
+    _over_quota,
+    _not_read,
+    _behind,
+    _lost,
+    _filtered,
+    _not_stored,
+    _scheduled,
+    _dead_letters,
+    _failing_elsewhere,
+    _clocks,
+)
+"""In this order they are told."""
+_ASIDE = frozenset({"clock", "dead_letters"})
+"""Codes of causes beside which something else may be wrong."""
