@@ -1,0 +1,1 @@
+"""What can be done from the console, each act with the command that does the same."""

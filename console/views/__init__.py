@@ -1,0 +1,1 @@
+"""The pages of the console, each made of what a feed knows."""

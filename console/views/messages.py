@@ -1,0 +1,298 @@
+"""The messages of a subject: by time, offset and key, and those that come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from datetime import UTC, datetime
+from typing import TypedDict, cast
+
+import msgspec
+
+from ...consumer import Reader
+from ...protocol.errors import ConfigError, KeylaneError, OverloadedError
+from ...protocol.message import Message
+from ...protocol.reading.instants import parse_ago_ms
+from ...protocol.text import format_time, parse_number, printable
+from ...rpc.environment import Environment
+from ..feed import Feed
+from ..live import encode_event
+from ..page import Page, href
+from ..shown import VALUE_BYTES_SHOWN, Form, key_text, parse_hex, preview_text, value_text
+from .subjects import ROOT, tabs
+
+SHOWN_MAX = 50
+"""How many messages are on a page."""
+READ_S = 4.0
+"""How long a page waits for messages, in seconds: a key may be far apart."""
+TAIL_PERIOD_S = 0.5
+TAIL_ALIVE_S = 5.0
+"""How long a tail without messages is quiet, in seconds."""
+TAIL_MESSAGES_MAX = 25
+"""How many messages a tail shows in each TAIL_PERIOD_S; others are counted."""
+TAILS_MAX = 20
+"""The maximum number of open tails of a metaserver."""
+FORMS: tuple[Form, ...] = ("auto", "json", "text", "hex")
+
+
+class ShownMessage(TypedDict):
+    """A message, as a page shows it."""
+
+    key: str
+    place: str
+    sent: str
+    preview: str
+    value: str
+    note: str
+    properties: str
+
+
+def shown_message(message: Message[bytes], form: Form) -> ShownMessage:
+    """Return what a page shows of a message."""
+    text, shown_as = value_text(message.value, form)
+    size = len(message.value)
+    cut = f", the first {VALUE_BYTES_SHOWN} of them" if size > VALUE_BYTES_SHOWN else ""
+    try:
+        properties = ", ".join(
+            f"{printable(name)} = {_property_text(value)}"
+            for name, value in message.properties.items()
+        )
+    except KeylaneError as error:
+        properties = error.message
+    return ShownMessage(
+        key=key_text(message.key),
+        place=f"partition {message.partition_id}, offset {message.offset}",
+        sent=f"{format_time(message.sent_at_ns // 1_000_000)[:23].replace('T', ' ')} UTC",
+        preview=preview_text(message.value),
+        value=text,
+        note=f"{size} bytes{cut}, as {shown_as}",
+        properties=properties,
+    )
+
+
+def _property_text(value: str | bytes) -> str:
+    return printable(value if isinstance(value, str) else value.decode(errors="backslashreplace"))
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """Which messages a page asks for."""
+
+    start: str = "newest"
+    partition: int | None = None
+    key: bytes | None = None
+    form: Form = "auto"
+
+
+def read_query(query: Mapping[str, str]) -> Asked:
+    """Return what the address of a page asks for. Raises ConfigError."""
+    key_text_given, key_hex = query.get("key", ""), query.get("key_hex", "")
+    form = query.get("form", "auto")
+    partition = query.get("partition", "").strip()
+    if partition and parse_number(partition) is None:
+        raise ConfigError(f"a partition is a number, not {partition!r:.40}")
+    key = parse_hex(key_hex) if key_hex else key_text_given.encode() or None
+    return Asked(
+        start=query.get("start", "newest").strip() or "newest",
+        partition=parse_number(partition) if partition else None,
+        key=key,
+        form=form if form in FORMS else "auto",
+    )
+
+
+async def read(
+    feed: Feed, subject: str, asked: Asked, *, address: str, environment: Environment
+) -> tuple[list[Message[bytes]], dict[int, int], bool]:
+    """
+    Read up to SHOWN_MAX messages.
+
+    Returns:
+        The messages; where the next ones begin, by partition; and whether there may be more.
+    """
+    start = await _start(feed, subject, asked)
+    found: list[Message[bytes]] = []
+    is_whole = False
+    reader = Reader[bytes](
+        address,
+        subject,
+        start=cast(str, start),
+        key=asked.key,
+        partition=asked.partition,
+        _environment=environment,
+    )
+    keeps_newest = asked.start == "newest" and asked.key is not None
+    async with reader:
+        try:
+            async with asyncio.timeout(READ_S):
+                async for message in reader:
+                    found.append(message)
+                    if keeps_newest:
+                        del found[:-SHOWN_MAX]
+                    elif len(found) == SHOWN_MAX:
+                        break
+                else:
+                    is_whole = True
+        except TimeoutError:
+            pass
+        return found, reader.positions, not is_whole
+
+
+async def _start(feed: Feed, subject: str, asked: Asked) -> object:
+    """Return where a reader begins. Raises ConfigError."""
+    text = asked.start
+    if text in {"earliest", "latest"} or parse_ago_ms(text) is not None:
+        return text
+    if "." in text and ":" not in text and "-" not in text:
+        return _positions(text)
+    offset = parse_number(text)
+    if offset is not None:
+        if asked.partition is None:
+            raise ConfigError("an offset needs a partition: offsets count within one")
+        return offset
+    if text == "newest":
+        described = await feed.subject(subject)
+        partitions = [
+            each
+            for each in described.partitions
+            if each.next_offset is not None and asked.partition in (None, each.partition_id)
+        ]
+        share = max(1, SHOWN_MAX // max(1, len(partitions)))
+        if asked.key is not None:
+            share = 100_000  # a key may be far apart
+        return {
+            each.partition_id: max(each.first_offset or 0, (each.next_offset or 0) - share)
+            for each in partitions
+        } or "earliest"
+    try:
+        given = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            "begin at newest, earliest, a time ago such as -15m, an ISO 8601 time, or an offset of "
+            f"a partition, not at {text!r:.60}"
+        ) from None
+    return given if given.tzinfo else given.replace(tzinfo=UTC)
+
+
+def _positions(text: str) -> dict[int, int]:
+    positions = {}
+    for part in text.split("_"):
+        partition, _, offset = part.partition(".")
+        if (number := parse_number(partition)) is None or (at := parse_number(offset)) is None:
+            raise ConfigError(f"these are no positions: {text!r:.80}")
+        positions[number] = at
+    return positions
+
+
+def _positions_text(positions: Mapping[int, int]) -> str:
+    return "_".join(f"{number}.{at}" for number, at in positions.items())
+
+
+async def messages(
+    feed: Feed,
+    names: Mapping[str, str],
+    query: Mapping[str, str],
+    *,
+    address: str,
+    environment: Environment,
+) -> Page:
+    """Return a page of messages."""
+    subject = names["subject"]
+    problem, found, next_address = "", list[Message[bytes]](), ""
+    asked = Asked()
+    try:
+        asked = read_query(query)
+        found, positions, has_more = await read(
+            feed, subject, asked, address=address, environment=environment
+        )
+        if has_more and len(positions) <= 200:
+            kept = {**query, "start": _positions_text(positions)}
+            next_address = href("subjects", subject, "messages", **kept)
+    except ConfigError as error:
+        problem = error.message
+    if asked.start == "newest":
+        found = sorted(found, key=lambda each: -each.sent_at_ns)
+        next_address = ""
+    fields = {
+        "start": query.get("start", "newest"),
+        "partition": query.get("partition", ""),
+        "key": query.get("key", ""),
+        "form": asked.form,
+    }
+    tail = {each: fields[each] for each in ("partition", "key", "form")}
+    return Page(
+        title=subject,
+        trail=(ROOT,),
+        section="subjects",
+        tabs=tabs(subject),
+        template="messages.html",
+        is_live=False,
+        extra={
+            "tab": "Messages",
+            "fields": fields,
+            "problem": problem,
+            "found": [shown_message(each, asked.form) for each in found],
+            "next_address": next_address,
+            "tail": href("subjects", subject, "tail", **tail),
+            "follow": query.get("follow", ""),
+            "address": href("subjects", subject, "messages"),
+            "follow_address": href("subjects", subject, "messages", **{**tail, "follow": "on"}),
+        },
+    )
+
+
+class Tails:
+    """The open tails of a metaserver."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._open = 0
+
+    async def stream(
+        self, subject: str, query: Mapping[str, str], environment: Environment
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the messages that are stored from now on, as events."""
+        if self._open >= TAILS_MAX:
+            error: KeylaneError = OverloadedError(f"{TAILS_MAX} tails are open", limit=TAILS_MAX)
+            yield encode_event({"problem": error.message}, "problem")
+            return
+        self._open += 1
+        try:
+            asked = read_query(query)
+            reader = Reader[bytes](
+                self._address,
+                subject,
+                start="latest",
+                key=asked.key,
+                partition=asked.partition,
+                follow=True,
+                _environment=environment,
+            )
+            async with reader:
+                yield b": open\n\n"
+                async for event in self._events(reader, asked.form):
+                    yield event
+        except KeylaneError as error:
+            yield encode_event({"problem": error.message}, "problem")
+        finally:
+            self._open -= 1
+
+    async def _events(self, reader: Reader[bytes], form: Form) -> AsyncGenerator[bytes, None]:
+        while True:
+            shown: list[ShownMessage] = []
+            left_out = 0
+            try:
+                async with asyncio.timeout(TAIL_ALIVE_S):
+                    shown.append(shown_message(await anext(reader), form))
+                async with asyncio.timeout(TAIL_PERIOD_S):
+                    async for message in reader:
+                        if len(shown) < TAIL_MESSAGES_MAX:
+                            shown.append(shown_message(message, form))
+                        else:
+                            left_out += 1
+                            if left_out % 500 == 0:
+                                await asyncio.sleep(0)
+            except TimeoutError:
+                pass
+            if shown:
+                yield encode_event({"messages": shown, "left_out": left_out}, "messages")
+            else:
+                yield b": alive\n\n"

@@ -1,0 +1,104 @@
+import asyncio
+
+import msgspec
+
+from keylane.console.live import EVENT_BYTES_MAX, Live
+from keylane.console.page import Cell, Page, PageColumn, Table, TableRow
+from keylane.protocol.clock import SystemClock
+from keylane.protocol.errors import StorageError, UnauthenticatedError
+
+
+class CountedPage:
+    """A page that is built again and again."""
+
+    def __init__(self) -> None:
+        self.built = 0
+        self.rows = 1
+        self.error: Exception | None = None
+
+    async def __call__(self) -> Page:
+        self.built += 1
+        if self.error is not None:
+            raise self.error
+        rows = tuple(
+            TableRow(str(number), (Cell("fixed"), Cell(f"{self.built}")))
+            for number in range(self.rows)
+        )
+        columns = (PageColumn("a"), PageColumn("b"))
+        table = Table(name="t", caption="c", columns=columns, rows=rows, empty="")
+        return Page(title="p", tables=(table,))
+
+
+async def next_event(stream) -> dict:
+    while True:
+        data = await asyncio.wait_for(anext(stream), 10)
+        if data.startswith(b"data: "):
+            return msgspec.json.decode(data.removeprefix(b"data: "))
+
+
+async def test_first_event_has_every_cell_and_later_ones_what_changed():
+    live, source = Live(SystemClock()), CountedPage()
+    stream = live.stream("p", source)
+    assert set((await next_event(stream))["cells"]) == {"t.0.0", "t.0.1"}
+    assert set((await next_event(stream))["cells"]) == {"t.0.1"}
+    await stream.aclose()
+
+
+async def test_page_is_built_once_for_all_who_see_it_and_not_for_nobody():
+    live, source = Live(SystemClock()), CountedPage()
+    streams = [live.stream("p", source) for _ in range(20)]
+    events = await asyncio.gather(*map(next_event, streams))
+    assert len({str(each["cells"]) for each in events}) == 1
+    assert source.built == 1
+    for each in streams:
+        await each.aclose()
+    await asyncio.sleep(1.3)
+    assert source.built == 1
+
+
+async def test_browser_that_comes_later_gets_every_cell():
+    live, source = Live(SystemClock()), CountedPage()
+    first = live.stream("p", source)
+    for _ in range(2):
+        await next_event(first)
+    later = live.stream("p", source)
+    assert set((await next_event(later))["cells"]) == {"t.0.0", "t.0.1"}
+    for each in (first, later):
+        await each.aclose()
+
+
+async def test_page_that_cannot_be_built_says_why_and_comes_back():
+    live, source = Live(SystemClock()), CountedPage()
+    source.error = StorageError("the database does not answer")
+    stream = live.stream("p", source)
+    assert (await next_event(stream))["problem"] == "the database does not answer"
+    source.error = None
+    assert "cells" in await next_event(stream)
+    source.error = UnauthenticatedError("no", problem="no token")
+    assert (await next_event(stream))["signed_out"]
+    await stream.aclose()
+
+
+async def test_event_that_would_be_too_large_has_the_page_drawn_anew():
+    live, source = Live(SystemClock()), CountedPage()
+    source.rows = 10_000
+    stream = live.stream("p", source)
+    event = await next_event(stream)
+    assert event["structure"] == "too large"
+    assert len(str(event)) < EVENT_BYTES_MAX
+    await stream.aclose()
+
+
+async def test_streams_end_when_the_console_closes():
+    live, source = Live(SystemClock()), CountedPage()
+    stream = live.stream("p", source)
+    await next_event(stream)
+    waiting = asyncio.ensure_future(next_event(stream))
+    await asyncio.sleep(0.05)
+    await live.close()
+    try:
+        await asyncio.wait_for(waiting, 5)
+    except StopAsyncIteration:
+        pass
+    else:
+        raise AssertionError("the stream goes on")
