@@ -13,7 +13,7 @@ import click
 from ..protocol.copies import COPIES_MAX
 from ..protocol.limits import TTL_MS_MAX, TTL_MS_MIN
 from .answer import CommonOptions, expand_options
-from .completion import complete_group, complete_profile, complete_subject
+from .completion import META_DEFAULT, complete_group, complete_profile, complete_subject
 from .completion_scripts import install_completion, show_completion
 from .groups import LazyGroup, PeerCommandGroup
 from .options import (
@@ -29,6 +29,7 @@ from .options import (
     HeaderOption,
     KeyFieldOption,
     KeylessOption,
+    MetaOption,
     OutputFormat,
     OutputOption,
     SubjectArgument,
@@ -164,10 +165,20 @@ for _name, (_module, _group, _help) in {
         "spark_app",
         "Work on subjects with Spark.",
     ),
+    "observe": (
+        "observe.app",
+        "observe_app",
+        "Print rules for Prometheus and a board for Grafana.",
+    ),
     "access": (
         "access",
         "access_app",
         "Manage tokens, rights and quotas.",
+    ),
+    "debug": (
+        "debug.app",
+        "debug_app",
+        "Write what others need to help you into one file.",
     ),
     "profile": (
         "profile",
@@ -252,6 +263,42 @@ def wait(
     from .commands.wait import wait_for_servers
 
     common.run(wait_for_servers, brokers=brokers, timeout_s=timeout)
+
+
+@app.add(shows="..admin:Explanation")
+@expand_options
+def why(
+    subject: SubjectArgument,
+    *,
+    group: Annotated[
+        str | None,
+        Option(
+            "--group",
+            "-g",
+            help="Consumer group; without it, each of the subject.",
+            complete=complete_group,
+        ),
+    ] = None,
+    key: Annotated[
+        str | None, Option("--key", "-k", help="Order key of the messages in question.")
+    ] = None,
+    common: CommonOptions,
+) -> None:
+    """Say why messages do not arrive at a consumer group, and what to do."""
+    from .commands.why import show_why
+
+    common.run(show_why, subject=subject, group=group, key=key)
+
+
+@app.add()
+def top(*, meta: MetaOption = META_DEFAULT) -> None:
+    """Show live on a terminal what is wrong, and brokers, groups and subjects with their rates."""
+    from .commands.top import show_top
+    from .connection import import_network
+    from .screen import run
+
+    import_network()
+    run(OutputFormat.TABLE, show_top(meta))
 
 
 @app.add(shows=".demo.report:Result")

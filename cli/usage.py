@@ -15,9 +15,10 @@ from .options import OutputFormat
 EXTRA_BY_PACKAGE = {
     **dict.fromkeys(("click", "prometheus_client", "rich", "uvloop"), "cli"),
     **dict.fromkeys(
-        ("aiosqlite", "alembic", "caio", "jwt", "rocksdict", "sqlalchemy"),
+        ("aiosqlite", "alembic", "caio", "jinja2", "jwt", "rocksdict", "sqlalchemy"),
         "server",
     ),
+    "textual": "top",
 }
 """The extra that brings a package which commands import without naming an extra themselves."""
 

@@ -50,6 +50,8 @@ class DevCluster(msgspec.Struct, frozen=True, kw_only=True):
 
     ready: bool = True
     metaserver: str
+    console: str
+    """The address of the console, for a browser."""
     brokers: dict[str, str]
     """Maps each broker group to its address."""
     subjects: list[str]
@@ -183,6 +185,7 @@ async def _start_cluster(
             await admin.create_subject(subject)
     return DevCluster(
         metaserver=metaserver.address,
+        console=f"http://{metaserver.address}/console",
         brokers=addresses,
         subjects=subjects,
         data=str(data),
@@ -219,6 +222,7 @@ def next_steps(cluster: DevCluster) -> str:
             f"{cluster.data}"
         ),
         f"  metaserver  {cluster.metaserver}",
+        f"  console     {cluster.console}",
         *(f"  {group:<11} {address}" for group, address in cluster.brokers.items()),
         *_copies_line(cluster.copies),
         "next, in another terminal:",

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import click
 
-from ...protocol.text import mask_password
 from ..groups import CommandGroup
 from ..options import OutputFormat, OutputOption
 from ..parameters import Argument, Option
@@ -58,7 +57,8 @@ def _import_main(program: ServerProgram) -> Callable[..., int]:
     return main
 
 
-def _import_sources(program: ServerProgram) -> SettingSources[Any]:
+def import_sources(program: ServerProgram) -> SettingSources[Any]:
+    """Return the sources of a program's settings."""
     if program is ServerProgram.BROKER:
         from ...broker.settings import SOURCES
     else:
@@ -101,13 +101,12 @@ def config_show(
 
     Nothing is started. All mistakes are reported together.
     """
-    sources = _import_sources(program)
+    sources = import_sources(program)
     flags = vars(sources.parser(f"keylane config show {program}", "").parse_args(context.args))
     settings = sources.explain(flags, config or flags.pop("config"), dict(os.environ))
     if output is not OutputFormat.TABLE:
         by_name: SettingsByName = {
-            setting.name: {"value": _json_value(setting), "origin": setting.origin}
-            for setting in settings
+            setting.name: {"value": setting.shown, "origin": setting.origin} for setting in settings
         }
         show_data(output, by_name)
         return
@@ -116,16 +115,8 @@ def config_show(
     show_table(make_table(f"settings of a {program}", columns, rows))
 
 
-def _json_value(setting: Setting) -> object:
-    """Return the value as JSON, without any database password."""
-    value = setting.value
-    if setting.name == "database_url" and isinstance(value, str):
-        return mask_password(value)
-    return str(value) if isinstance(value, Path) else value
-
-
 def _row(setting: Setting, *, origin: bool) -> tuple[object, ...]:
-    value = _json_value(setting)
+    value = setting.shown
     if isinstance(value, tuple):
         value = ", ".join(map(str, value))
     text = "-" if value is None else str(value)

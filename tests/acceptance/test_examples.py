@@ -143,23 +143,6 @@ async def test_refuse_a_paused_owner(cluster, tmp_path):
     assert first < second
 
 
-async def test_trace_sent_messages(cluster):
-    """The spans of an order and of its bill are of the trace that the order was sent with."""
-    for subject in ("orders", "bills"):
-        await cluster.create(subject)
-    lines = run(cluster, "trace_sent_messages.py")
-    traces: dict[str, list[str]] = {}
-    for line in lines:
-        order, *words = line.split()
-        traces.setdefault(order, []).extend(word.split("-")[1] for word in words if "00-" in word)
-    assert set(traces) == {"order-0", "order-1", "order-2"}
-    assert [len(ids) for ids in traces.values()] == [3, 3, 3]  # placed, billed, mailed
-    assert [len(set(ids)) for ids in traces.values()] == [1, 1, 1]
-    assert len({ids[0] for ids in traces.values()}) == 3
-    spans = [word.split("-")[2] for line in lines for word in line.split()[1:] if "00-" in word]
-    assert len(set(spans)) == 9
-
-
 @pytest.mark.spark
 async def test_spark_reprocessing(cluster, tmp_path):
     """Old orders get cents, and the report adds them up, on the Java of a Python package."""

@@ -132,8 +132,12 @@ def package_files() -> set[str]:
         for package in SETUPTOOLS["packages"]
         for path in ROOT.joinpath(*package.removeprefix("keylane").split(".")).glob("*.py")
     }
-    for package, data in SETUPTOOLS["package-data"].items():
-        names |= {f"{package.replace('.', '/')}/{name}" for name in data}
+    for package, patterns in SETUPTOOLS["package-data"].items():
+        folder = ROOT.joinpath(*package.split(".")[1:])
+        for pattern in patterns:
+            found = [each.relative_to(folder).as_posix() for each in folder.glob(pattern)]
+            assert found, pattern
+            names |= {f"{package.replace('.', '/')}/{name}" for name in found}
     return names
 
 

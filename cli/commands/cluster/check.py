@@ -7,36 +7,30 @@ metaservers ─▶ their brokers ─▶ each: reachable?  ready?  certificate?  
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 from collections.abc import Sequence
-from email.utils import parsedate_to_datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import TypedDict
 
 import click
-import msgspec
 
 from ....admin import Admin
-from ....protocol.address import parse_address, parse_addresses
-from ....protocol.control import Health
-from ....protocol.endpoints import READY
+from ....protocol.address import parse_addresses
 from ....protocol.errors import (
     AccessDeniedError,
-    ForeignServerError,
     KeylaneError,
     UnauthenticatedError,
 )
-from ....protocol.http.tls_settings import TlsSettings
-from ....rpc.http_network import HttpNetwork, client_network
-from ....rpc.tls.contexts import client_context
+from ....rpc.http_network import client_network
 from ....rpc.tls.settings import tls_of_environment
 from ...options import OutputFormat
 from ...screen import make_table, show_data, show_line, show_table
 from ...status import showing
 from .findings import Finding, ServerReport, judge_reports
-
-TIMEOUT_MS = 5_000
+from .folder import ClusterFolder
+from .reports import fetch_report
+from .served import differences
 
 
 class CheckedCluster(TypedDict):
@@ -47,9 +41,12 @@ class CheckedCluster(TypedDict):
     findings: list[Finding]
 
 
-async def check_cluster(meta: str, output: OutputFormat) -> None:
+async def check_cluster(meta: str, output: OutputFormat, folder: Path | None = None) -> None:
     """
     Check every server and show the reports and findings.
+
+    Args:
+        folder: the folder of the cluster, whose files are compared with what servers use.
 
     Raises:
         ConfigError: an address or a TLS file cannot be used.
@@ -69,7 +66,7 @@ async def check_cluster(meta: str, output: OutputFormat) -> None:
 
         async def check(program: str, address: str) -> ServerReport:
             nonlocal checked
-            report = await _fetch_report(network, tls, program, address)
+            report = await fetch_report(network, tls, program, address)
             checked += 1
             return report
 
@@ -77,6 +74,9 @@ async def check_cluster(meta: str, output: OutputFormat) -> None:
             reports = await asyncio.gather(*(check(*server) for server in servers))
     finally:
         await network.close()
+    if folder is not None:
+        written = ClusterFolder.read(folder)
+        findings += await differences(written, list(written.hosts.values()))
     findings += judge_reports(reports, own_version=version("keylane"), now_s=time.time())
     _show_results(reports, findings, output)
     if findings:
@@ -115,102 +115,12 @@ async def _broker_addresses(addresses: Sequence[str], findings: list[Finding]) -
     return [broker.address for broker in views]
 
 
-async def _fetch_report(
-    network: HttpNetwork, tls: TlsSettings | None, program: str, address: str
-) -> ServerReport:
-    """Fetch the report of one server."""
-    try:
-        sent_s = time.time()
-        text, date = await network.get_text(address, "/metrics", timeout_ms=TIMEOUT_MS)
-        midpoint_s = (sent_s + time.time()) / 2
-        health = await _fetch_health(network, address)
-        expires_s, names = await _fetch_certificate(address, tls)
-    except KeylaneError as error:
-        return ServerReport(
-            program=program, address=address, failure=error.message, advice=error.hint
-        )
-    metrics = _parse_metrics(text)
-    difference_s = None
-    if date:
-        # The header is rounded down to whole seconds; on average, half a second is missing.
-        difference_s = parsedate_to_datetime(date).timestamp() + 0.5 - midpoint_s
-    return ServerReport(
-        program=program,
-        address=address,
-        version=metrics.version,
-        clock_difference_s=difference_s,
-        certificate_ends_s=expires_s,
-        certificate_names=names,
-        insecure_network=metrics.insecure,
-        access_off=metrics.access_off,
-        not_ready="" if health.ready else health.reason,
-        not_ready_advice=str(health.details.get("advice", "")),
-        disk_bytes=metrics.disk_bytes,
-        disk_free_bytes=metrics.disk_free_bytes,
-    )
-
-
-async def _fetch_health(network: HttpNetwork, address: str) -> Health:
-    """Fetch a server's health. Raises KeylaneError if it does not respond."""
-    text, _date = await network.get_text(
-        address, READY.path, timeout_ms=TIMEOUT_MS, statuses=(200, 503)
-    )
-    try:
-        return msgspec.json.decode(text, type=Health)
-    except msgspec.MsgspecError as error:
-        raise ForeignServerError(
-            f"{address} answered GET {READY.path} not as a keylane server: {error}", address=address
-        ) from error
-
-
-class _Metrics(msgspec.Struct, frozen=True, kw_only=True):
-    version: str
-    insecure: bool
-    access_off: bool
-    disk_bytes: int | None
-    disk_free_bytes: int | None
-
-
-def _parse_metrics(text: str) -> _Metrics:
-    from prometheus_client.parser import text_string_to_metric_families
-
-    values: dict[str, float] = {}
-    build = ""
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            values[sample.name] = sample.value
-            if sample.name == "keylane_build_info":
-                build = sample.labels.get("version", "")
-    disk_bytes, free_bytes = (
-        values.get(f"keylane_broker_disk_{name}") for name in ("bytes", "free_bytes")
-    )
-    return _Metrics(
-        version=build,
-        insecure=bool(values.get("keylane_insecure_network")),
-        access_off=bool(values.get("keylane_access_off")),
-        disk_bytes=None if disk_bytes is None else int(disk_bytes),
-        disk_free_bytes=None if free_bytes is None else int(free_bytes),
-    )
-
-
-async def _fetch_certificate(
-    address: str, tls: TlsSettings | None
-) -> tuple[float | None, tuple[str, ...]]:
-    """Return the expiry, in seconds since 1970, and the names of a server's certificate, which has
-    been validated by an earlier connection.
-    """
-    if tls is None:
-        return None, ()
-    host, port = parse_address(address)
-    try:
-        async with asyncio.timeout(TIMEOUT_MS / 1000):
-            _reader, writer = await asyncio.open_connection(host, port, ssl=client_context(tls))
-    except (OSError, TimeoutError):
-        return None, ()
-    certificate = writer.get_extra_info("peercert")
-    writer.transport.abort()
-    names = tuple(name for _kind, name in certificate.get("subjectAltName", ()))
-    return float(ssl.cert_time_to_seconds(certificate["notAfter"])), names
+def show_findings(findings: Sequence[Finding]) -> None:
+    """Show problems, each with its advice."""
+    for finding in findings:
+        prefix = f"{finding.address}: " if finding.address else ""
+        show_line(f"{prefix}{finding.problem}")
+        show_line(f"  {finding.advice}")
 
 
 def _show_results(
@@ -222,9 +132,6 @@ def _show_results(
         return
     columns = ("address", "program", "version", "clock#", "certificate ends", "disk free")
     show_table(make_table("servers", columns, [report.row() for report in reports]))
-    for finding in findings:
-        prefix = f"{finding.address}: " if finding.address else ""
-        show_line(f"{prefix}{finding.problem}")
-        show_line(f"  {finding.advice}")
+    show_findings(findings)
     if not findings:
         show_line("no problems")

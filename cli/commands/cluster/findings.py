@@ -25,6 +25,12 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     certificate_ends_s: float | None = None
     """Expiry of the certificate, in seconds since 1970; None without TLS."""
     certificate_names: tuple[str, ...] = ()
+    certificate: str = ""
+    """The SHA-256 of the certificate, as hexadecimal digits."""
+    authorities: tuple[str, ...] = ()
+    """The SHA-256 of each authority that it trusts."""
+    own_token: str = ""
+    """The first digits of the hash of a broker's token."""
     insecure_network: bool = False
     access_off: bool = False
     not_ready: str = ""

@@ -15,12 +15,9 @@ from typing import TypedDict
 from ....protocol.errors import ConfigError, Reason
 from ...options import OutputFormat
 from ...screen import show_data, show_line
-from .certificates import CertificateAuthority
+from .certificates import CertificateAuthority, server_names
+from .folder import PUBLIC, SECRET
 from .plan import BROKER_FILE, CONFIG_FOLDER, SETTINGS_FILE, ClusterPlan, ClusterTokens
-
-SECRET, PUBLIC = 0o600, 0o644
-OWN_NAMES = ("localhost", "127.0.0.1")
-"""Names in every server's certificate, for commands that run on the host itself."""
 
 
 def init_cluster(folder: Path, plan: ClusterPlan, *, keylane: str, output: OutputFormat) -> None:
@@ -31,8 +28,8 @@ def init_cluster(folder: Path, plan: ClusterPlan, *, keylane: str, output: Outpu
         ConfigError: the folder is not empty or cannot be written; its content was not changed.
     """
     _create_folder(folder)
-    authority = CertificateAuthority("keylane cluster", dt.datetime.now(dt.UTC))
-    tokens = ClusterTokens([plan.group_of(host) for host in plan.hosts])
+    authority = CertificateAuthority.create("keylane cluster", dt.datetime.now(dt.UTC))
+    tokens = ClusterTokens({host: plan.group_of(host) for host in plan.hosts})
     try:
         for path, content, mode in _render_files(plan, authority, tokens, keylane):
             _write(folder / path, content, mode)
@@ -81,16 +78,14 @@ def _render_files(
     yield "ca.pem", authority_pair.certificate, PUBLIC
     yield "ca.key", authority_pair.key, SECRET
     for host in plan.all_hosts:
-        names = [host, *(name for name in OWN_NAMES if name != host)]
-        pair = authority.issue(names)
+        pair = authority.issue(server_names(host))
         yield f"{host}/ca.pem", authority_pair.certificate, PUBLIC
         yield f"{host}/server.pem", pair.certificate, PUBLIC
         yield f"{host}/server.key", pair.key, SECRET
         # With PostgreSQL, this file contains the database password.
         yield f"{host}/{SETTINGS_FILE}", plan.settings_of(host, tokens).encode(), SECRET
         if host in plan.hosts:
-            token = tokens.of_broker[plan.group_of(host)]
-            yield f"{host}/{BROKER_FILE}", f"{token}\n".encode(), SECRET
+            yield f"{host}/{BROKER_FILE}", f"{tokens.of_host[host]}\n".encode(), SECRET
         for name, text in plan.units_of(host, keylane).items():
             yield f"{host}/{name}", text.encode(), PUBLIC
 
@@ -135,6 +130,11 @@ def _show_next_steps(
         "keylane,"
     )
     show_line("  and the .service files to /etc/systemd/system; start the metaservers first.")
+    if plan.one_group:
+        show_line(
+            f"  {plan.hosts[0]} makes the broker group: once it has started, set follow = true in "
+            "its keylane.toml, as on the others."
+        )
     show_line(
         f"  Keep {folder}/ca.key off the hosts: it can sign certificates that all of them trust."
     )

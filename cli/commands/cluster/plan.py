@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ....protocol.access.tokens import make_token, token_hash
 from ....protocol.address import is_host
+from ....protocol.copies import COPIES_MAX
 from ....protocol.errors import ConfigError
 from ....protocol.text import PORT_MAX, parse_number, url_problem
 
@@ -27,17 +28,20 @@ class ClusterTokens:
     The tokens of a new cluster. The token of `admin` is shown once and never written to a file.
 
     Args:
-        brokers: names of the broker groups.
+        groups: the broker group of each host that has a broker.
     """
 
-    def __init__(self, brokers: Sequence[str]) -> None:
+    def __init__(self, groups: Mapping[str, str]) -> None:
+        self._groups = groups
         self.admin = make_token(secrets.randbits)
-        self.of_broker = {name: make_token(secrets.randbits) for name in brokers}
+        self.of_host = {host: make_token(secrets.randbits) for host in groups}
 
     @property
     def for_metaservers(self) -> dict[str, object]:
         """The access settings of a metaserver."""
-        hashes = [f"{name}:{token_hash(token)}" for name, token in self.of_broker.items()]
+        hashes = [
+            f"{self._groups[host]}:{token_hash(token)}" for host, token in self.of_host.items()
+        ]
         return {
             "access": "on",
             "admin_token_hash": token_hash(self.admin),
@@ -78,6 +82,10 @@ class ClusterPlan:
     """Hosts with a metaserver but no broker. If there are any, the hosts in `hosts` have only
     brokers.
     """
+    one_group: bool = False
+    """True if the hosts in `hosts` are one broker group: the first one has the broker, and the
+    others copies of its data folder.
+    """
     name: str = ""
     """Name of the cluster, which prevents programs and databases of different clusters from being
     mixed up; "" for none.
@@ -98,6 +106,10 @@ class ClusterPlan:
             problems.append("several metaservers need a database that they share (postgresql)")
         if self.meta_port == self.broker_port:
             problems.append("metaserver and broker need two ports")
+        if self.one_group and len({self.meta_port, self.broker_port, self.broker_port + 1}) < 3:
+            problems.append("the port behind that of the brokers is for their health")
+        if self.one_group and len(self.hosts) > COPIES_MAX:
+            problems.append(f"a broker group has up to {COPIES_MAX} data folders")
         if not self.data.startswith("/"):
             problems.append(
                 f"the folder for data on the hosts is an absolute path, not {self.data}"
@@ -128,19 +140,21 @@ class ClusterPlan:
     @property
     def metaservers(self) -> list[str]:
         """The addresses of all metaservers, as `host:port`."""
-        return [_address(host, self.meta_port) for host in self.meta_hosts]
+        return [join_address(host, self.meta_port) for host in self.meta_hosts]
 
     def group_of(self, host: str) -> str:
         """Return the name of the broker group on a host."""
+        if self.one_group:
+            return "g1"
         return f"g{list(self.hosts).index(host) + 1}"
 
     def settings_of(self, host: str, tokens: ClusterTokens) -> str:
         """Return the TOML settings file for the programs on a host."""
         tables = []
         if host in self.meta_hosts:
-            tables.append(_toml_table("metaserver", self._metaserver_settings(host, tokens)))
+            tables.append(toml_table("metaserver", self._metaserver_settings(host, tokens)))
         if host in self.hosts:
-            tables.append(_toml_table("broker", self._broker_settings(host, tokens)))
+            tables.append(toml_table("broker", self._broker_settings(host, tokens)))
         header = (
             "# Paths of certificates are relative to this file. SIGHUP makes a running program "
             "read it again.\n\n"
@@ -154,9 +168,14 @@ class ClusterPlan:
             **self._cluster_setting(),
             "data": f"{self.data}/broker-{group}",
             "meta": self.metaservers,
-            **_listen_settings(host),
+            **listen_settings(host),
             "port": self.broker_port,
             **tokens.for_brokers,
+            **(
+                copy_settings(self.broker_port, follows=host != self.hosts[0])
+                if self.one_group
+                else {}
+            ),
         }
 
     def _metaserver_settings(self, host: str, tokens: ClusterTokens) -> dict[str, object]:
@@ -168,7 +187,7 @@ class ClusterPlan:
             "data": f"{self.data}/metaserver-{number}",
             **self._cluster_setting(),
             **({"database_url": url} if url else {}),
-            **_listen_settings(host),
+            **listen_settings(host),
             "port": self.meta_port,
             **tokens.for_metaservers,
         }
@@ -181,15 +200,16 @@ class ClusterPlan:
         hosts = {"broker": self.hosts, "metaserver": self.meta_hosts}
         programs = [name for name, members in hosts.items() if host in members]
         return {
-            f"keylane-{name}.service": _systemd_unit(name, keylane, self.data) for name in programs
+            f"keylane-{name}.service": systemd_unit(name, keylane, self.data) for name in programs
         }
 
 
-def _address(host: str, port: int) -> str:
+def join_address(host: str, port: int) -> str:
+    """Return the address of a server, as host:port."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _listen_settings(host: str) -> dict[str, object]:
+def listen_settings(host: str) -> dict[str, object]:
     """Return the settings for listening: on the address of the host, or on all addresses if the
     host is given by name, because a name may have several.
     """
@@ -202,13 +222,28 @@ def _listen_settings(host: str) -> dict[str, object]:
     return address | files
 
 
-def _toml_table(name: str, values: dict[str, object]) -> str:
+def copy_settings(port: int, *, follows: bool) -> dict[str, object]:
+    """Return the settings of a broker that has the port `port` and whose place a copy may take, or
+    of a copy.
+    """
+    return {"follow": follows, "failover": True, "health_port": port + 1}
+
+
+def toml_table(name: str, values: Mapping[str, object]) -> str:
+    """Return a table of a settings file."""
     # JSON strings and lists of strings are valid TOML.
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
     return "\n".join([f"[{name}]", *lines, ""])
 
 
-def _systemd_unit(program: str, keylane: str, data: str) -> str:
+MEMORY_MAX = {"broker": "2G", "metaserver": "1G"}
+"""The most memory of a program, beyond which systemd ends it and starts it again. Containers have
+the same limits in deploy/kubernetes.
+"""
+
+
+def systemd_unit(program: str, keylane: str, data: str) -> str:
+    """Return the systemd unit of a program whose data are below the folder `data`."""
     return f"""\
 [Unit]
 Description=keylane {program}
@@ -216,7 +251,9 @@ Wants=network-online.target
 After=network-online.target time-sync.target
 
 [Service]
-Type=exec
+Type=notify
+TimeoutStartSec=30min
+WatchdogSec=30
 User=keylane
 Group=keylane
 ExecStart={keylane} {program} run --config {CONFIG_FOLDER}/{SETTINGS_FILE}
@@ -225,6 +262,8 @@ Restart=on-failure
 RestartSec=2
 TimeoutStopSec=60
 LimitNOFILE=65536
+MemoryMax={MEMORY_MAX[program]}
+Environment=PYTHONFAULTHANDLER=1
 UMask=0077
 ReadWritePaths={data}
 NoNewPrivileges=true

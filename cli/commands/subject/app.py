@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import click
@@ -11,6 +12,7 @@ from ....protocol.control import Retention
 from ....protocol.limits import MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX_MIN, PARTITIONS_MAX
 from ....protocol.routing import OrderStrategy
 from ...answer import CommonOptions, expand_options
+from ...completion import complete_group
 from ...groups import CommandGroup
 from ...options import (
     AllPartitionsOption,
@@ -397,3 +399,32 @@ def subject_history(
     from .subjects import show_history
 
     common.ask(lambda admin: admin.history(subject), show_history)
+
+
+@subject_app.add("lineage", shows=".commands.subject.lineage_file:WrittenPicture")
+@expand_options
+def subject_lineage(
+    subject: SubjectArgument,
+    *,
+    svg: Annotated[
+        Path,
+        Option(metavar="FILE", help="The file to write; it is replaced. -: standard output."),
+    ],
+    group: Annotated[
+        list[str] | None,
+        Option(
+            "--group",
+            "-g",
+            metavar="GROUP",
+            help="Consumer group whose progress is drawn; may be repeated.  [default: the first 6]",
+            complete=complete_group,
+        ),
+    ] = None,
+    common: CommonOptions,
+) -> None:
+    """Draw the lineage of a subject as a picture: which partition had which keys when, on which
+    broker group, and how far each consumer group has read.
+    """
+    from .lineage_file import write_lineage
+
+    common.run(write_lineage, subject=subject, file=svg, groups=group or ())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from keylane.cli.main import app
-from support.hosts.deployed import DEPLOY, settings_in
+from support.hosts.deployed import DEPLOY, documents, settings_in
 from support.server_process import run_keylane
 
 pytestmark = pytest.mark.acceptance
@@ -26,6 +26,7 @@ KNOWN = {
     "Unit": {"Description", "Wants", "After"},
     "Service": {
         *("Type", "User", "Group", "UMask", "ExecStart", "ExecReload", "Restart", "RestartSec"),
+        *("TimeoutStartSec", "WatchdogSec", "MemoryMax", "Environment"),
         *("TimeoutStopSec", "LimitNOFILE", "ReadWritePaths", "NoNewPrivileges", "LockPersonality"),
         *("PrivateTmp", "PrivateDevices", "CapabilityBoundingSet", "SystemCallArchitectures"),
         *("SystemCallFilter", "SystemCallErrorNumber", "RestrictAddressFamilies"),
@@ -86,6 +87,18 @@ def test_unit_has_known_settings_with_possible_values(program: str) -> None:
     assert service["ProtectSystem"] == "strict"
     assert service["CapabilityBoundingSet"] == ""
     assert service["Restart"] == "on-failure"
+    assert service["Type"] == "notify"
+    assert service["WatchdogSec"] == "30"
+    assert service["TimeoutStartSec"] == "30min", "a broker that was killed reads its log first"
+    (workload,) = (
+        each
+        for name in ("brokers", "metaservers")
+        for each in documents(f"kubernetes/{name}.yaml")
+        if each["kind"] in {"StatefulSet", "Deployment"}
+        and each["spec"]["template"]["spec"]["containers"][0]["name"] == program
+    )
+    (container,) = workload["spec"]["template"]["spec"]["containers"]
+    assert service["MemoryMax"] + "i" == container["resources"]["limits"]["memory"]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -18,6 +18,7 @@ BROKER_GROUPS = {
     "broker accept": "group",
     "broker copies": "group",
     "meta rebuild": "gone",
+    "cluster add-host": "copy_of",
 }
 """Parameters that are called GROUP and take the name of a broker group, which is not completed."""
 COMPLETERS = {"subject": complete_subject, "group": complete_group}

@@ -21,6 +21,7 @@ from keylane.protocol.errors import Fate
 WITHOUT_OUTPUT = {
     ("broker", "run"): "a server: it has a log, and announces in JSON that it is ready",
     ("metaserver", "run"): "a server: it has a log, and announces in JSON that it is ready",
+    ("top",): "a screen; without a terminal it names the commands that list the same",
 }
 """Commands without --output, and why."""
 
@@ -110,12 +111,13 @@ def test_template_may_name_what_only_some_rows_have(text):
 WITHOUT_FIELDS = {
     ("broker", "run"),
     ("metaserver", "run"),
+    ("top",),
     ("access", "grant"),
     ("access", "revoke"),
     ("access", "quota", "set"),
     ("access", "quota", "unset"),
 }
-"""The first two have no --output; the others show an empty object."""
+"""The first three have no --output; the others show an empty object."""
 
 
 def test_every_command_says_which_fields_it_shows():

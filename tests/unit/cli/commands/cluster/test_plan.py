@@ -15,7 +15,7 @@ from keylane.metaserver.settings import metaserver_settings
 from keylane.protocol.errors import ConfigError, Reason
 from support.raising import raises
 
-TOKENS = ClusterTokens(["g1", "g2", "g3"])
+TOKENS = ClusterTokens({"a.example": "g1", "10.0.0.2": "g2", "::1": "g3"})
 GIVEN = {"postgresql": None, "data": "/data", "meta_port": 7000, "broker_port": 7100}
 
 
@@ -43,7 +43,7 @@ def test_programs_read_the_settings_as_they_are(tmp_path: Path) -> None:
         assert metaserver.is_guarded
         assert len(metaserver.broker_token_hashes) == 3
         assert TOKENS.admin not in config.read_text()
-        assert not any(token in config.read_text() for token in TOKENS.of_broker.values())
+        assert not any(token in config.read_text() for token in TOKENS.of_host.values())
         assert broker.meta == tuple(plan.metaservers)
         assert metaserver.database_url == "postgresql+asyncpg://u:p@db/keylane"
 

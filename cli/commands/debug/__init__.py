@@ -1,0 +1,1 @@
+"""`keylane debug`: what an operator sends to those who help."""

@@ -1,0 +1,1 @@
+"""`keylane observe`: what Prometheus and Grafana need to watch a cluster."""

@@ -1,0 +1,70 @@
+"""`keylane why`: why messages of a subject do not arrive at a consumer group."""
+
+from __future__ import annotations
+
+from ...admin import Explanation
+from ...protocol.text import printable
+from ...rpc.connections import gather_limited
+from ..connection import open_admin
+from ..options import OutputFormat
+from ..screen import show_data, show_line
+from ..status import showing
+
+GROUPS_MAX = 20
+"""How many groups are explained if none is named."""
+
+
+async def show_why(
+    meta: str, output: OutputFormat, *, subject: str, group: str | None, key: str | None
+) -> None:
+    """
+    Show why messages do not arrive: at one group, or at each group of the subject.
+
+    Raises:
+        SubjectUnknownError, GroupUnknownError
+    """
+    with showing(f"asking the brokers of {subject}"):
+        async with open_admin(meta) as admin:
+            groups = (
+                [each.group for each in await admin.list_groups(subject)]
+                if group is None
+                else [group]
+            )
+            found = await gather_limited(
+                lambda each: admin.why(subject, each, key=key), groups[:GROUPS_MAX]
+            )
+    if output is not OutputFormat.TABLE:
+        show_data(output, found)
+        return
+    if not groups:
+        show_line(
+            f"No consumer group reads {subject}: start a consumer, or keylane group create "
+            f"{subject} GROUP"
+        )
+    for number, explanation in enumerate(found):
+        if number:
+            show_line("")
+        for line in lines_of(explanation):
+            show_line(line)
+    if len(groups) > GROUPS_MAX:
+        show_line(f"{len(groups) - GROUPS_MAX} more groups: --group NAME")
+
+
+def lines_of(explanation: Explanation) -> list[str]:
+    """Return the causes as lines, the most likely one first, each with its next step."""
+    about = f"{explanation.group} on {explanation.subject}"
+    if explanation.key is not None:
+        about += f", key {printable(explanation.key.decode(errors='replace'))}"
+    lines = [f"{about}:"]
+    for number, cause in enumerate(explanation.causes, start=1):
+        lines += [f"  {number}. {_sentence(cause.text)}", f"     → {cause.step}"]
+    if explanation.unknown:
+        lines.append("  Not known:")
+        lines += [f"  - {_sentence(text)}" for text in explanation.unknown]
+    return lines
+
+
+def _sentence(text: str) -> str:
+    """Return a text that begins with a capital letter, unless it begins with a name."""
+    first, _, _ = text.partition(" ")
+    return text[0].upper() + text[1:] if first.isalpha() and first.islower() else text
