@@ -11,13 +11,20 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from keylane import Consumer, Producer
+from keylane import Backoff, Consumer, ConsumerSettings, Message, Producer, metrics
+from keylane.protocol.control import Join, Joined
+from keylane.protocol.endpoints import JOIN
+from keylane.rpc.client import MetaClient
+from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, Program, eventually
+from support.prometheus import promtool
 from support.server_process import ServerProcess, run_keylane
 
 SUBJECT = "operated"
+SETTINGS = ConsumerSettings(handler_backoff=Backoff(first_ms=10, max_ms=10))
 
 
 def get(address: str, path: str) -> tuple[int, str]:
@@ -74,6 +81,101 @@ async def test_metrics_tell_traffic_lag_and_refusals(file_cluster: Cluster) -> N
     assert total(cluster, "keylane_refusals_total") >= 1
 
 
+async def test_metrics_time_messages_from_send_to_ack(file_cluster: Cluster) -> None:
+    """And each kind of request; a group that fails a try has it counted; offsets add up."""
+    await file_cluster.create("timed", partitions=1)
+    tries = 0
+
+    async def handle(message: Message) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise ValueError("not yet")
+
+    registry = CollectorRegistry()
+    collector = metrics.register(registry)
+    async with Producer(file_cluster.meta) as producer:
+        for _ in range(10):
+            await producer.send("timed", b"value", key=b"a")
+    names = {"subject": "timed", "group": "slow"}
+    async with Consumer(file_cluster.meta, handler=handle, settings=SETTINGS, **names):
+
+        def samples() -> dict[str, float]:
+            return {
+                name: value
+                for broker in file_cluster.brokers
+                for (name, labels), value in samples_of(broker.address).items()
+                if dict(labels).get("subject") == "timed"
+            }
+
+        await eventually(lambda: samples().get("keylane_group_lag_messages") == 0)
+        value_of = registry.get_sample_value
+        assert value_of("keylane_consumer_partitions", names) == 1
+        await eventually(lambda: value_of("keylane_consumer_lag_messages", names) == 0)
+    found = samples()
+    assert found["keylane_group_latency_seconds_count"] >= 1
+    assert 0 < found["keylane_group_latency_seconds_sum"] < 60
+    assert found["keylane_group_failed_tries_total"] == 1
+    assert found["keylane_subject_end_offset"] == found["keylane_subject_messages"] == 10
+    assert found["keylane_subject_oldest_message_seconds"] > 0
+    kinds = {
+        dict(labels)["kind"]
+        for broker in file_cluster.brokers
+        for (name, labels), value in samples_of(broker.address).items()
+        if name == "keylane_broker_request_seconds_count" and value > 0
+    }
+    assert kinds >= {"append", "acquire", "pull", "ack", "release"}
+    assert value_of("keylane_consumer_received_messages_total", names) == 10
+    assert value_of("keylane_consumer_failed_tries_total", names) == 1
+    assert value_of("keylane_consumer_partitions", names) == 0
+    assert value_of("keylane_producer_acked_messages_total") >= 10
+    assert value_of("keylane_producer_ack_seconds_count") >= 10
+    assert value_of("keylane_producer_waiting_messages") == 0
+    text = generate_latest(registry).decode()
+    assert promtool("check", "metrics", text=text) == ""
+    registry.unregister(collector)
+
+
+async def test_metaserver_counts_hand_overs_and_what_silent_consumers_lose(
+    file_cluster: Cluster,
+) -> None:
+    """A second consumer gets partitions from the first; one that never sends a heartbeat loses
+    them.
+    """
+    await file_cluster.create("counted", partitions=2)
+    names = {"subject": "counted", "group": "g"}
+
+    def figure(name: str) -> float:
+        return total(samples_of(file_cluster.meta), f"keylane_metaserver_{name}_total")
+
+    before = {name: figure(name) for name in ("hand_overs", "expired_sessions", "lost_leases")}
+    async with Consumer(file_cluster.meta, **names) as first:
+        await eventually(lambda: len(first.assignment) == 2)
+        async with Consumer(file_cluster.meta, **names) as second:
+            await eventually(lambda: len(second.assignment) == 1)
+            assert figure("hand_overs") - before["hand_overs"] == 1
+    assert figure("expired_sessions") == before["expired_sessions"]
+    joined = await join_without_heartbeats(file_cluster.meta, **names, ttl_ms=1_000)
+    await eventually(lambda: figure("expired_sessions") > before["expired_sessions"])
+    assert figure("lost_leases") - before["lost_leases"] == len(joined.grants.grants) == 2
+    transactions = {
+        dict(labels)["kind"]: value
+        for (name, labels), value in samples_of(file_cluster.meta).items()
+        if name == "keylane_metaserver_database_seconds_count"
+    }
+    assert min(transactions[kind] for kind in ("read", "write", "renew")) > 0
+
+
+async def join_without_heartbeats(meta: str, *, subject: str, group: str, ttl_ms: int) -> Joined:
+    """Join a group as a process that dies at once."""
+    network = HttpNetwork()
+    try:
+        join = Join(session="a" * 32, subject=subject, group=group, ttl_ms=ttl_ms)
+        return await MetaClient(network, [meta]).call(JOIN, join)
+    finally:
+        await network.close()
+
+
 def test_health_is_not_ready_before_a_broker_is_registered(tmp_path: Path) -> None:
     """It lives, and takes no clients yet; the reason is in the answer."""
     broker = Program(
@@ -102,7 +204,7 @@ BROKER_SERIES = {
     "keylane_broker_stored_bytes_total",
     "keylane_broker_handed_messages_total",
     "keylane_broker_handed_bytes_total",
-    "keylane_broker_append_seconds_bucket",
+    "keylane_broker_request_seconds_bucket",
     "keylane_broker_commit_seconds_bucket",
     "keylane_group_lag_messages",
     "keylane_group_lag_seconds",

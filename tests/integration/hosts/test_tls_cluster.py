@@ -141,7 +141,7 @@ async def test_clients_are_told_what_tls_they_lack(cluster: HostedCluster, tmp_p
             await admin.health()
     other = tmp_path / "other.pem"
     now = dt.datetime.now(dt.UTC)
-    other.write_bytes(CertificateAuthority("another", now).pair.certificate)
+    other.write_bytes(CertificateAuthority.create("another", now).pair.certificate)
     with raises(Reason.CERTIFICATE_UNKNOWN):
         async with Admin(cluster.meta, tls=TlsSettings(ca=str(other))) as admin:
             await admin.health()
@@ -211,14 +211,9 @@ def _authority_of(cluster: HostedCluster):
     """Issue certificates for the second host by the cluster's own authority, whose key is in its
     folder.
     """
-    from cryptography import x509
-    from cryptography.hazmat.primitives import serialization
-
-    authority = CertificateAuthority("keylane cluster", dt.datetime.now(dt.UTC))
-    key = serialization.load_pem_private_key((cluster.folder / "ca.key").read_bytes(), None)
-    authority._key = key
-    own = x509.load_pem_x509_certificate((cluster.folder / "ca.pem").read_bytes())
-    authority._name = own.subject
+    authority = CertificateAuthority.load(
+        cluster.folder / "ca.pem", cluster.folder / "ca.key", dt.datetime.now(dt.UTC)
+    )
     return lambda **lifetime: authority.issue([HOSTS[1], "localhost"], **lifetime)
 
 
