@@ -290,7 +290,9 @@ class MetaserverProgram(StoryProgram):
             broker_ttl_ms=self._settings.broker_ttl_ms,
         )
         network = SimNetwork(self._internet, self._process)
-        services = build_services(self._database, network, self._settings, rng=self._rng)
+        services = build_services(
+            self._database, network, self._settings, clock=self._machine, rng=self._rng
+        )
         services.catalogue.trust_database()
         listener = Listener(self._process, self._machine, services.routes)
         for address in (self.address, USUAL_ADDRESS):

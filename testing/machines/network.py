@@ -291,7 +291,9 @@ class SimNetwork:
         except TimeoutError:
             raise no_answer(method, path, f"no answer from {address} to {method} {path}") from None
         if status == 0:
-            raise NotSentError(f"cannot reach {address}", address=address)
+            refused = NotSentError(f"cannot reach {address}", address=address)
+            refused.is_refused = True
+            raise refused
         if status == -1:
             raise no_answer(method, path, f"no answer from {address} to {method} {path}: reset")
         if status == 200:

@@ -16,6 +16,10 @@ COPIES = "unit/broker/copies"
 CAUGHT_BY = {
     "copies_join_beside_a_commit_that_has_ended": "unit/broker/store/test_group_commit.py::"
     "test_commit_that_copies_have_is_decided_before_it_is_durable",
+    "copies_say_what_they_are_about_to_store": f"{COPIES}/test_follower.py::"
+    "test_follower_asks_ahead_while_it_stores_when_its_broker_has_more",
+    "replaced_folders_keep_their_snapshots": f"{COPIES}/test_follower.py::"
+    "test_folder_of_a_replaced_broker_becomes_a_copy_of_the_one_in_its_place",
     "copies_remove_segments_at_once": f"{COPIES}/test_follower.py::"
     "test_copy_keeps_a_segment_until_it_has_what_the_broker_repeated_of_it",
     "copies_remove_segments_that_a_cut_needs": f"{COPIES}/test_follower.py::"

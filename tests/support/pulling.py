@@ -37,6 +37,7 @@ from keylane.protocol.message import Message
 from keylane.protocol.offsets import Range
 from keylane.protocol.record import HEADER_BYTES, stamp_record
 from keylane.rpc.network import Call, Calling, OnAnswer, OnPart
+from keylane.rpc.operating.client_counts import ConsumerCounts
 from sim.machines.store import SESSION, batch, facts
 
 TOKEN = 5
@@ -178,6 +179,7 @@ class NotingOwner:
         self.codec = None
         self.alone = SuspectLock()
         self.budget = PrefetchBudget()
+        self.counts = ConsumerCounts()
         self.ended = 0
         self.drained = 0
 

@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from keylane.broker.copies.follower import Follower
-from keylane.broker.offline.promotion import Candidate, promote_candidate, read_candidate
+from keylane.broker.offline.promotion import (
+    Candidate,
+    demote_folder,
+    promote_candidate,
+    read_candidate,
+)
 from keylane.broker.storage.log.commit_log import segment_bases, segment_path
 from keylane.protocol import endpoints
 from keylane.protocol.copies import PromoteCopy, SetCopies
@@ -41,6 +46,10 @@ FIRST_NUMBER = 100_000_000
 """Worlds before are what they were: faults and mutants are known by them."""
 EVERY_NUMBER = range(400_000_000, 500_000_000)
 """All of these have copies; of the others a quarter."""
+TAKING_OVER = range(450_000_000, 500_000_000)
+"""In these, a copy takes the place of a broker that is gone by itself, and brokers that were
+replaced become copies.
+"""
 LOOK_S = 0.5
 NEAR_BYTES = 20_000
 """So much of the end of a log is compared at each commit."""
@@ -69,6 +78,9 @@ class CopyHost(DiskHost):
         """Called when the follower has found that its disk has lost what it had synced."""
         self.has_lied = False
         """True if the disk has lost what it had synced."""
+        self.takes_over = False
+        self.on_place: Callable[[CopyHost], None] = lambda _host: None
+        """Called when the copy has the place of its broker."""
 
     def start(self) -> None:
         process = self.new_process()
@@ -85,13 +97,17 @@ class CopyHost(DiskHost):
             run_blocking=self._blocking,
             clock=self.machine,
             rng=random.Random(f"{self.name} {self.starts}"),
+            takes_over=self.takes_over,
         )
         self.spawn(self._follow(follower), self.process.context.copy())
 
     async def _follow(self, follower: Follower) -> None:
-        """Follow until the disk fails; what else ends a copy is a find."""
+        """Follow until the disk fails or the copy has the broker's place; what else ends a copy is a
+        find.
+        """
         try:
             await follower.run()
+            self.on_place(self)
         except StorageError as error:
             if self.has_lied and error.reason in {Reason.COPY_UNUSABLE, Reason.COPY_DIFFERS}:
                 self.end(machine_down=False)
@@ -123,9 +139,15 @@ class Copying:
         self.copies: list[CopyHost] = []
         self.given_up: list[BrokerHost] = []
         """Brokers in whose place a copy has come, and which may run on."""
+        self._given_up_at: dict[BrokerHost, int] = {}
+        """By such a broker, the end of the copy that has its place. The copy's last report may have
+        been on its way then.
+        """
         self._tears = self._rng.random() < 0.3
         """Mostly, brokers lose power while they sync."""
         self.promoted = 0
+        self._replaced: list[tuple[BrokerHost, CopyHost]] = []
+        """Brokers whose folder becomes a copy, each with the host that keeps it then."""
         self._old: set[CopyHost] = set()
         """Copies whose disk is an older image, until they have caught up."""
         self.idle = True
@@ -149,6 +171,8 @@ class Copying:
                     disk_s=world.swarm.disk_s,
                 )
                 host.on_cut, host.on_unusable = self._note_cut, self._begin_anew
+                host.takes_over = world.seed % 10**9 in TAKING_OVER
+                host.on_place = self._take_over
                 self.copies.append(host)
 
     def _watch(self, broker: BrokerHost, lag_ms: int) -> None:
@@ -157,9 +181,10 @@ class Copying:
 
     def _note_durable(self, broker: BrokerHost, end: int) -> None:
         if broker in self.given_up:
-            self.problems.append(
-                f"{broker.name} has made {end} durable, and a copy was promoted in its place"
-            )
+            if end > self._given_up_at[broker]:
+                self.problems.append(
+                    f"{broker.name} has made {end} durable, and a copy was promoted in its place"
+                )
             return
         self._ends[broker.group] = end
         for copy in self._members(broker.group):
@@ -201,6 +226,9 @@ class Copying:
             broker.gone = True
             if broker.running:
                 broker.end(machine_down=False)
+        for _, copy in self._replaced:
+            self._start_anew(copy)
+        self._replaced.clear()
         await self._want_all()
         await asyncio.sleep(REFUSED_S)
         self.idle = True
@@ -218,6 +246,9 @@ class Copying:
             if broker.running and broker.is_replaced:
                 broker.end(machine_down=False)
                 world.faults.restart(broker)
+        for pair in [each for each in self._replaced if each[0].is_behind]:
+            self._replaced.remove(pair)
+            self._demote(*pair)
         serving = {broker.group for broker in world.brokers if broker.running and broker.heard}
         for broker in self.given_up:
             if broker.gone and broker.group in serving and not world.faults.healed:
@@ -232,7 +263,9 @@ class Copying:
     async def _trouble(self, deed: float) -> None:
         world, rng = self._world, self._rng
         host = rng.choice(self.copies)
-        if deed < 0.12:
+        if host.takes_over and rng.random() < 0.3:
+            self._stop_broker(host.group)
+        elif deed < 0.12:
             host.end(machine_down=rng.random() < 0.3)
             world.loop.after(4 * rng.random(), world.faults.restart, host)
         elif deed < 0.24:
@@ -249,6 +282,8 @@ class Copying:
             self._black_out(host.group)
         elif deed < 0.73 and self.promoted < 2:
             await self._give_up(host.group)
+        elif deed < 0.83 and self._is_promoted(host):
+            pass  # only an operator could say what is to be given up
         elif deed < 0.77:
             host.end(machine_down=True)
             host.new_folder()
@@ -294,6 +329,11 @@ class Copying:
             self._old.add(host)
         world.loop.after(2 * rng.random(), world.faults.restart, host)
 
+    def _is_promoted(self, host: CopyHost) -> bool:
+        """Whether the copy has the place of its broker, and may not know it yet."""
+        promoted = self._world.shelf.ask("SELECT promoted FROM copy_sets")
+        return host.takes_over and _id_of(host.disk) in {each for (each,) in promoted if each}
+
     def _begin_anew(self, host: CopyHost) -> None:
         """An operator gives a copy an empty folder."""
         host.new_folder()
@@ -322,6 +362,18 @@ class Copying:
             if rng.random() < 0.8 and not host.gone:
                 host.lose_power()
                 world.loop.after(2 * rng.random(), world.faults.restart, host)
+
+    def _stop_broker(self, group: str) -> None:
+        """A broker is killed, or cut off from its metaservers, for longer than its ttl at times."""
+        world, rng = self._world, self._rng
+        broker = next(each for each in world.brokers if each.group == group)
+        if not broker.running or not self._members(group):
+            return
+        if rng.random() < 0.7:
+            broker.end(machine_down=rng.random() < 0.3)
+            world.loop.after(6 * rng.random(), world.faults.restart, broker)
+        else:
+            self._isolate(broker)
 
     def _tear(self, group: str) -> None:
         """The power of a broker goes while it syncs its next commit: copies may have what it loses,
@@ -362,6 +414,8 @@ class Copying:
         world, rng = self._world, self._rng
         broker = next(each for each in world.brokers if each.group == group)
         copy = rng.choice(self._copies_of(group))
+        if copy.gone:
+            return  # it waits for the folder of a broker that was replaced
         broker.gone = copy.gone = True
         runs_on = rng.random() < 0.5 and broker.running
         if runs_on:
@@ -406,7 +460,7 @@ class Copying:
             try:
                 await self._meta.call(endpoints.PROMOTE_COPY, request, group=copy.group)
             except ConflictError as error:
-                if error.reason is not Reason.BROKER_SERVES:
+                if error.reason is not Reason.BROKER_SERVES or broker in self.given_up:
                     return None
                 if self._world.loop.now > patient_until and broker.running:
                     broker.lose_power()
@@ -423,6 +477,7 @@ class Copying:
         world.faults.done += 1
         world.trace(f"copy of {broker.name} promoted")
         self.given_up.append(broker)
+        self._given_up_at[broker] = candidate.log_end
         broker.copied = True
         promote_candidate(copy.disk, candidate)
         successor = world.new_broker(
@@ -434,6 +489,44 @@ class Copying:
         successor.disk = copy.new_folder()
         world.brokers[world.brokers.index(broker)] = successor
         world.faults.restart(successor)
+
+    def _take_over(self, copy: CopyHost) -> None:
+        """A copy has asked for the place of its broker, and has it. The broker's own folder becomes
+        a copy, or is never seen again.
+        """
+        world = self._world
+        broker = next(each for each in world.brokers if each.group == copy.group)
+        copy.end(machine_down=False)
+        self._promote(broker, copy, read_candidate(copy.disk))
+        if self._rng.random() < 0.7 and not world.faults.healed:
+            broker.gone = not broker.running
+            copy.gone = True
+            self._replaced.append((broker, copy))
+        else:
+            self._start_anew(copy)
+        if world.faults.healed:
+            broker.gone = True
+            if broker.running:
+                broker.end(machine_down=False)
+            self.idle = False
+            world.loop.after(REFUSED_S, self._note_idle)
+
+    def _note_idle(self) -> None:
+        self.idle = True
+
+    def _start_anew(self, copy: CopyHost) -> None:
+        copy.gone = False
+        self._world.faults.restart(copy)
+
+    def _demote(self, broker: BrokerHost, copy: CopyHost) -> None:
+        """The folder of a broker that was replaced becomes a copy."""
+        broker.end(machine_down=False)
+        broker.gone = True
+        self.given_up.remove(broker)
+        self._world.trace(f"{broker.name} becomes {copy.name}")
+        demote_folder(broker.disk, copy_id=f"{self._rng.getrandbits(128):032x}")
+        copy.disk, broker.disk = broker.disk, copy.disk
+        self._start_anew(copy)
 
     async def _call(self, endpoint: Any, body: Any, group: str) -> Any:
         while True:

@@ -469,6 +469,12 @@ class BrokerHost(DiskHost):
         self.removed = other.removed
 
     @property
+    def is_behind(self) -> bool:
+        """Whether a metaserver has told it that another folder has its place."""
+        registration = self._registration
+        return self.running and registration is not None and registration.is_behind.is_set()
+
+    @property
     def is_replaced(self) -> bool:
         """Whether it was told that a copy was promoted."""
         return self._keeper is not None and self._keeper.is_replaced

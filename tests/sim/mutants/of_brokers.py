@@ -69,14 +69,14 @@ def parts_need_no_owner(patches: Patches) -> None:
         partition = state.partition(request.partition_id)
         return partition, partition.groups[request.group]
 
-    def answer(self: Any, partition: Any, bytes_max: int, now_ms: int) -> bool:
-        request = self._request
+    def answer(self: Any, partition: Any, bytes_max: int, now_ns: int) -> bool:
+        request, now_ms = self._request, now_ns // 1_000_000
         begun = request.answers_max < PULL_ANSWERS_MAX
         nothing = request.offset == partition.readable_offset and not partition.ended
         if begun and nothing and now_ms < self._deadline_ms:
             self.wait(now_ms)
             return True
-        return real_answer(self, partition, bytes_max, now_ms)
+        return real_answer(self, partition, bytes_max, now_ns)
 
     real_owned = patches.set(open_pulls, "check_owner", owned)
     real_answer = patches.set(open_pulls.OpenPull, "answer", answer)

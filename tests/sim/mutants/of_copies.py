@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ from keylane.broker.copies.follow_service import FollowService
 from keylane.broker.copies.follower import Follower
 from keylane.broker.copies.set_keeper import SetKeeper
 from keylane.broker.offline import promotion
-from keylane.broker.storage.files import AppendFile
+from keylane.broker.storage.files import AppendFile, replace_file
 from keylane.broker.storage.log.commit_log import WritePlan
 from keylane.broker.store.copy_wait import CopyWait
 from keylane.metaserver.cluster import copy_sets
@@ -146,6 +147,15 @@ def copies_say_what_they_have_not_synced(patches: Patches) -> None:
     real = patches.set(CopiedLog, "append", append)
 
 
+def copies_say_what_they_are_about_to_store(patches: Patches) -> None:
+    """A copy that asks ahead counts with the answer that it has not stored."""
+
+    def request(self: Any, tail: Any, **options: Any) -> Any:
+        return replace(real(self, tail, **options), unsynced_bytes=0)
+
+    real = patches.set(Follower, "_request", request)
+
+
 def new_segments_of_copies_are_not_durable(patches: Patches) -> None:
     """The name of a segment that a copy begins is not synced."""
 
@@ -270,7 +280,7 @@ def sets_are_changed_from_any_version(patches: Patches) -> None:
         return real(connection, broker_group, known)
 
     real = patches.set(copy_sets, "change_copy_set", change)
-    patches.set(_calls(), "change_copy_set", change)
+    patches.set(_callers()[0], "change_copy_set", change)
 
 
 def sets_are_changed_by_any_opening(patches: Patches) -> None:
@@ -285,34 +295,49 @@ def sets_are_changed_by_any_opening(patches: Patches) -> None:
         return replace(real(connection, broker_group, known), term=max(0, request.term))
 
     real = patches.set(copy_sets, "change_copy_set", change)
-    patches.set(_calls(), "change_copy_set", change)
+    patches.set(_callers()[0], "change_copy_set", change)
 
 
 def any_copy_is_promoted(patches: Patches) -> None:
     """A copy for which acks did not wait takes the place of its broker."""
 
-    def promote(connection: Any, broker_group: str, request: Any) -> Any:
+    def promote(connection: Any, broker_group: str, request: Any, **options: Any) -> Any:
         stored = copy_sets.read_copy_set(connection, broker_group)
         if request.copy_id not in stored.members and not stored.promoted:
             members = (*stored.members, request.copy_id)[-5:]
             copy_sets._store(connection, broker_group, replace(stored, members=members))
-        return real(connection, broker_group, request)
+        return real(connection, broker_group, request, **options)
 
     real = patches.set(copy_sets, "promote_copy", promote)
-    patches.set(_calls(), "promote_copy", promote)
+    for module in _callers():
+        patches.set(module, "promote_copy", promote)
 
 
 def earlier_brokers_come_back_after_a_promotion(patches: Patches) -> None:
     """A report of the folder that was given up is accepted before that of the promoted one."""
 
-    def promote(connection: Any, broker_group: str, request: Any) -> Any:
+    def promote(connection: Any, broker_group: str, request: Any, **options: Any) -> Any:
         opening = copy_sets._lock_broker(connection, broker_group).opening
-        answer = real(connection, broker_group, request)
+        answer = real(connection, broker_group, request, **options)
         connection.execute(copy_sets.sa.update(copy_sets.brokers).values(opening=opening))
         return answer
 
     real = patches.set(copy_sets, "promote_copy", promote)
-    patches.set(_calls(), "promote_copy", promote)
+    for module in _callers():
+        patches.set(module, "promote_copy", promote)
+
+
+def replaced_folders_keep_their_snapshots(patches: Patches) -> None:
+    """A folder that becomes a copy keeps the state of what is cut from its log."""
+
+    def demote(files: Any, *, copy_id: str) -> None:
+        kept = {name: bytes(each.data) for name, each in files.contents.items()}
+        real(files, copy_id=copy_id)
+        for name, data in kept.items():
+            if name.startswith("snapshot/"):
+                replace_file(files, name, data)
+
+    real = patches.set(promotion, "demote_folder", demote)
 
 
 def promoted_folders_do_not_know_their_promotion(patches: Patches) -> None:
@@ -320,11 +345,12 @@ def promoted_folders_do_not_know_their_promotion(patches: Patches) -> None:
     patches.set(promotion, "record_promotion", lambda files, copy_id: None)
 
 
-def _calls() -> Any:
-    """The module that has imported the functions of `copy_sets`."""
+def _callers() -> Sequence[Any]:
+    """The modules that have imported the functions of `copy_sets`."""
     from keylane.metaserver import calls
+    from keylane.metaserver.catalogue import service
 
-    return calls
+    return calls, service
 
 
 BREAKS: tuple[Breaks, ...] = (
@@ -342,6 +368,7 @@ BREAKS: tuple[Breaks, ...] = (
     late_copies_are_waited_for_for_ever,
     lost_copies_keep_their_place,
     copies_say_what_they_have_not_synced,
+    copies_say_what_they_are_about_to_store,
     new_segments_of_copies_are_not_durable,
     copies_are_not_compared,
     reports_count_before_a_comparison,
@@ -357,4 +384,5 @@ BREAKS: tuple[Breaks, ...] = (
     any_copy_is_promoted,
     earlier_brokers_come_back_after_a_promotion,
     promoted_folders_do_not_know_their_promotion,
+    replaced_folders_keep_their_snapshots,
 )

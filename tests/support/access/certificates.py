@@ -18,7 +18,7 @@ class CertificateShelf:
 
     def __init__(self, folder: Path, name: str = "a test") -> None:
         self.folder = folder
-        self.authority = CertificateAuthority(name, NOW)
+        self.authority = CertificateAuthority.create(name, NOW)
         self.ca = folder / f"{name.replace(' ', '-')}-ca.pem"
         self.ca.write_bytes(self.authority.pair.certificate)
 
