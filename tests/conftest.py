@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from keylane.rpc.program import allow_open_files
+from support.browser import BROWSERS, find_browser, is_needed
 from support.cluster import Cluster
 from support.running import second_chance
 from support.running.examples import choose_examples, has_examples
@@ -27,6 +28,8 @@ allow_open_files()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+LEFT_OUT = pytest.StashKey[int]()
+"""How many tests with a browser are left out."""
 LONG_FIRST = (
     "tests/sim/test_simulation.py",
     "tests/spark/",
@@ -34,6 +37,7 @@ LONG_FIRST = (
     "tests/acceptance/",
     "tests/crash/",
     "tests/integration/",
+    "tests/browser/",
     "tests/property/broker/test_storage_damage.py",
     "tests/property/",
     "tests/proof/",
@@ -73,7 +77,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if left_out:
             config.hook.pytest_deselected(items=left_out)
             items[:] = [item for item in items if not item.get_closest_marker("whole")]
+    _leave_out_browser(config, items)
     items.sort(key=lambda item: _rank(item.nodeid))
+
+
+def _leave_out_browser(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests with a browser on a machine that has none, unless they must run."""
+    if find_browser() is not None:
+        return
+    with_browser = [item for item in items if item.get_closest_marker("browser")]
+    if with_browser and is_needed():
+        raise pytest.UsageError(f"no Chromium: {', '.join(BROWSERS)}; apt-get install chromium")
+    if with_browser:
+        config.hook.pytest_deselected(items=with_browser)
+        items[:] = [item for item in items if not item.get_closest_marker("browser")]
+        config.stash[LEFT_OUT] = len(with_browser)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if count := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(
+            f"left out {count} tests of the console, because this machine has no Chromium: "
+            "apt-get install chromium"
+        )
 
 
 def pytest_collection_finish() -> None:

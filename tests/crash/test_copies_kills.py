@@ -34,6 +34,7 @@ SUBJECT = "orders"
 KEYS = 50
 COPIES = 2
 KINDS = ("kill", "kill", "stop", "lose_copy", "lose_broker", "kill_all", "kill_metaserver")
+FAILOVERS = ("kill_broker", "hang_broker", "stop_broker")
 META_SETTINGS = "broker_heartbeat_ms = 200\nbroker_ttl_ms = 1_000\n"
 BROKER_SETTINGS = "copy_lag_ms = 500\nsegment_bytes = 4_194_304\n"
 pytestmark = [pytest.mark.crash]
@@ -42,18 +43,22 @@ pytestmark = [pytest.mark.crash]
 class FolderHost:
     """A folder and the program on it: the broker of group g1, or a follower of it."""
 
-    def __init__(self, cluster: Cluster, config: Path, folder: Path) -> None:
+    def __init__(self, cluster: Cluster, config: Path, folder: Path, *, fails_over: bool) -> None:
         self.folder = folder
+        port = free_port()
+        self.address = f"127.0.0.1:{port}"
+        self._fails_over = fails_over
         self._arguments = (
             *("--group", "g1", "--data", str(folder), "--config", str(config)),
-            *("--meta", ",".join(cluster.addresses), "--port", str(free_port())),
+            *("--meta", ",".join(cluster.addresses), "--port", str(port)),
+            *("--failover", str(fails_over).lower()),
         )
         self._process: ServerProcess | None = None
 
     def start(self, *, follows: bool) -> None:
         more = ("--follow", "true") if follows else ()
         self._process = ServerProcess("keylane.broker", (*self._arguments, *more))
-        if not follows:
+        if not (follows or self._fails_over):
             assert self._process.stdout.readline(), "the broker did not start"
 
     def signal(self, number: int) -> None:
@@ -67,6 +72,13 @@ class FolderHost:
             process.stdout.close()
             process.wait(60)
 
+    def stop(self) -> None:
+        """Stop it in good order."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(60)
+        self.kill()
+
     @property
     def copy_id(self) -> str:
         path = self.folder / "copy.json"
@@ -76,8 +88,9 @@ class FolderHost:
 class CopiesStage:
     """A cluster whose broker has copies, a producer that sends on and on, and what it was told."""
 
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, *, fails_over: bool = False) -> None:
         self.cluster = cluster
+        self.fails_over = fails_over
         self._folder = folder
         self._config = folder / "copied-broker.toml"
         self._config.write_text(BROKER_SETTINGS)
@@ -91,7 +104,8 @@ class CopiesStage:
         self._sends = True
 
     def _new_host(self) -> FolderHost:
-        return FolderHost(self.cluster, self._config, self._folder / f"host-{next(self._numbers)}")
+        folder = self._folder / f"host-{next(self._numbers)}"
+        return FolderHost(self.cluster, self._config, folder, fails_over=self.fails_over)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -129,6 +143,7 @@ class CopiesStage:
                     self.acked.append(each)
 
     async def members(self) -> list[FolderHost]:
+        await self.find_broker()
         async with Admin(",".join(self.cluster.addresses)) as admin:
             ids = (await admin.copies("g1")).members
         return [copy for copy in self.copies if copy.copy_id in ids]
@@ -145,12 +160,32 @@ class CopiesStage:
             while len(self.acked) < wanted:
                 await asyncio.sleep(0.05)
 
+    async def find_broker(self) -> None:
+        """Note which host serves now."""
+        if not self.fails_over:
+            return
+        async with Admin(",".join(self.cluster.addresses)) as admin, asyncio.timeout(60):
+            while True:
+                by_address = {each.address: each for each in (self.broker, *self.copies)}
+                for view in (await admin.list_brokers()).brokers:
+                    host = by_address.get(view.address)
+                    if view.available and host is not None:
+                        if host is not self.broker:
+                            self.copies[self.copies.index(host)] = self.broker
+                            self.broker = host
+                            self.promotions += 1
+                        return
+                await asyncio.sleep(0.1)
+
     # ── faults ────────────────────────────────────────────────────────────────────────────────────
     async def strike(self, kind: str, rng: random.Random) -> None:
         """One fault of a kind; the host is back afterwards."""
         self.faults += 1
         host = rng.choice((self.broker, *self.copies))
-        if kind == "lose_broker":
+        if kind == "lose_broker" and self.fails_over:
+            await self.wait_for_members(1)
+            await self._lose_serving(self.broker)
+        elif kind == "lose_broker":
             await self.wait_for_members(1)
             await self._lose_broker(rng.choice(await self.members()))
         elif kind == "lose_copy":
@@ -163,6 +198,17 @@ class CopiesStage:
             await asyncio.to_thread(metaserver.kill)
             await asyncio.sleep(rng.uniform(0.0, 0.5))
             await asyncio.to_thread(metaserver.restart)
+        elif kind == "hang_broker":
+            await self.wait_for_members(1)
+            self.broker.signal(signal.SIGSTOP)
+            await asyncio.sleep(rng.uniform(1.5, 4.0))
+            self.broker.signal(signal.SIGCONT)
+        elif kind in {"kill_broker", "stop_broker"}:
+            await self.wait_for_members(1)
+            stopped = self.broker
+            await asyncio.to_thread(stopped.kill if kind == "kill_broker" else stopped.stop)
+            await asyncio.sleep(rng.uniform(0.0, 2.0))
+            await asyncio.to_thread(stopped.start, follows=True)
         elif kind == "stop":
             host.signal(signal.SIGSTOP)
             await asyncio.sleep(rng.uniform(0.05, 1.5))
@@ -173,7 +219,17 @@ class CopiesStage:
                 await asyncio.to_thread(each.kill)
             await asyncio.sleep(rng.uniform(0.0, 0.5))
             for each in hosts:
-                await asyncio.to_thread(each.start, follows=each is not self.broker)
+                follows = self.fails_over or each is not self.broker
+                await asyncio.to_thread(each.start, follows=follows)
+
+    async def _lose_serving(self, lost: FolderHost) -> None:
+        """The broker's folder is gone for good; its host begins a copy once another serves."""
+        before = self.promotions
+        await asyncio.to_thread(lost.kill)
+        await asyncio.to_thread(shutil.rmtree, lost.folder)
+        while self.promotions == before:
+            await self.find_broker()
+        await asyncio.to_thread(lost.start, follows=True)
 
     async def _lose_broker(self, member: FolderHost) -> None:
         """The broker and its folder are gone for good; a copy of the set takes its place, and
@@ -245,6 +301,7 @@ async def run_faults(
     async with stage.running():
         await stage.wait_for_members(COPIES)
         for number, kind in enumerate(kinds):
+            await stage.find_broker()
             await stage.strike(kind, rng)
             await stage.wait_for_acks(100)
             if number % judged_every == 0:
@@ -274,6 +331,18 @@ async def test_acked_messages_are_on_every_copy_when_programs_are_killed_and_fol
     assert stage.promotions == 2
 
 
+@pytest.mark.timeout(300)
+async def test_copy_takes_the_place_of_its_broker_when_that_is_gone_or_hangs(
+    tmp_path: Path,
+) -> None:
+    """By itself, and the folder of the broker before becomes a copy."""
+    with cluster_of_one(tmp_path) as cluster:
+        stage = CopiesStage(cluster, tmp_path, fails_over=True)
+        kinds = ("kill_broker", "lose_broker", "hang_broker", "kill_all", "stop_broker")
+        await run_faults(stage, kinds, random.Random(4), judged_every=1)
+    assert stage.promotions >= 4
+
+
 @pytest.mark.whole
 @pytest.mark.timeout(4 * 3_600)
 async def test_acked_messages_are_on_every_copy_through_a_thousand_faults(
@@ -282,9 +351,9 @@ async def test_acked_messages_are_on_every_copy_through_a_thousand_faults(
     with running_postgres() as server:
         settings = f'{META_SETTINGS}database_url = "{server.url()}"\n'
         with Cluster(tmp_path, 0, meta_settings=settings, metas=2) as cluster:
-            stage = CopiesStage(cluster, tmp_path)
+            stage = CopiesStage(cluster, tmp_path, fails_over=True)
             rng = random.Random(1)
-            kinds = [rng.choice(KINDS) for _ in range(1_000)]
+            kinds = [rng.choice((*KINDS, *FAILOVERS)) for _ in range(1_000)]
             await run_faults(stage, kinds, rng, judged_every=5)
     with capsys.disabled():
         print(f"\n{stage.faults} faults, {stage.promotions} promotions, {len(stage.acked)} acked")

@@ -27,14 +27,19 @@ ARROWS: dict[str, set[str]] = {
     "consumer": {"protocol", "rpc", "arrow"},
     "producer": {"protocol", "rpc", "arrow"},  # hashes a column of keys
     "spark": {"protocol", "rpc", "arrow", "producer"},  # it writes by the producer's columns
-    "metaserver": {"protocol", "rpc", "migrations"},  # it runs them
+    # it runs the migrations, serves the console's pages, and asks brokers as an admin client does
+    "metaserver": {"protocol", "rpc", "migrations", "console", "admin"},
+    "otel": {"protocol", "rpc"},  # installs what clients trace with
+    # what a page shows and does is what the clients' calls show and do
+    "console": {"protocol", "rpc", "admin", "consumer"},
     "checker": {"protocol"},
-    "cli": {"protocol", "rpc", "arrow", "checker", *PROGRAMS},
+    "cli": {"protocol", "rpc", "arrow", "checker", "console", *PROGRAMS},
     "migrations": set(),
     "sync": {"protocol", "rpc", "producer", "consumer"},  # for programs without an event loop
     # clusters in memory for users' tests: all that a cluster is made of, and its clients
     "testing": {"protocol", "rpc", "metaserver", "broker", "admin", "consumer"},
-    "": {"protocol", "producer", "consumer", "admin", "sync"},  # the public face
+    # the public face; keylane.metrics reads what clients count, and builds families as servers do
+    "": {"protocol", "rpc", "producer", "consumer", "admin", "sync"},
 }
 
 # The machine: files, folders, environment.
@@ -45,7 +50,7 @@ MACHINE = [
     "*/__main__.py",
     "cli/*",
     "rpc/program.py",  # a program sets its umask
-    "consumer/client.py",  # a session tells operators its host and process id
+    "rpc/operating/service_manager.py",  # systemd gives its socket in variables
     "outbox/client.py",  # so does the holder of a lease
     "rpc/loop_binding.py",  # hears of a fork
     "rpc/access/token_file.py",  # a client reads its token
@@ -72,11 +77,13 @@ HOME_OF: dict[str, list[str]] = {
         "testing/machines/*",  # the metaserver's database in memory
     ],
     "pytest": ["testing/plugin.py"],
+    "opentelemetry": ["otel/*"],
     "prometheus_client": [
-        *("rpc/operating/*", "broker/metrics.py", "metaserver/metrics.py"),
-        "cli/commands/cluster/check.py",  # reads the figures of servers
+        *("rpc/operating/*", "broker/metrics.py", "metaserver/metrics.py", "metrics.py"),
+        *("cli/commands/cluster/reports.py", "cli/top/figures.py"),  # read the figures of servers
     ],
     "cryptography": ["rpc/tls/contexts.py", "rpc/access/signing.py", "cli/commands/cluster/*"],
+    "jinja2": ["console/html.py"],
     "jwt": ["metaserver/access/issuer.py"],
     "aiosqlite": ["metaserver/*"],
     "asyncpg": ["metaserver/*"],
@@ -94,12 +101,13 @@ HOME_OF: dict[str, list[str]] = {
     "rocksdict": ["broker/storage/index/rocksdb.py", "broker/storage/index/rocksdb_tables.py"],
     "click": ["cli/*"],
     "rich": ["cli/*"],
+    "textual": ["cli/top/app.py"],
     **dict.fromkeys(MACHINE_MODULES, MACHINE),
     "subprocess": ["cli/*", "spark/session.py"],  # asks Java for its version
     "multiprocessing": ["cli/*", "sync/loop_thread.py"],  # its finalizers, at the end of a child
     "signal": ["rpc/program.py", "rpc/stop_signals.py", "cli/*"],
     "socket": [
-        *("rpc/*", "cli/*", "consumer/client.py", "outbox/client.py"),
+        *("rpc/*", "cli/*", "outbox/client.py"),
         "testing/real_world.py",  # refuses them
     ],
     # Clocks: passed in as a value, so that tests and simulations own the time.
@@ -120,6 +128,9 @@ HOME_OF: dict[str, list[str]] = {
             "sync/producer.py",
         ),
         "testing/cluster.py",  # the calendar of virtual time
+        "console/lineage/axis.py",  # the words for a time that was stored
+        # times as a person types them
+        *("console/acts/access.py", "console/acts/groups.py", "console/views/messages.py"),
         "rpc/access/audit.py",  # writes the time of a line, which its caller took
         "admin/client.py",  # a time as a program gives it
         "admin/arguments.py",
@@ -245,7 +256,7 @@ def test_clients_start_tasks_in_one_way():
     broken = [
         f"{source.name}:{node.lineno} calls {ast.unparse(node.func)}(); rpc/race.py has start_task"
         for source in FILES
-        if source.room in {"consumer", "producer", "outbox", "admin", "sink", "rpc"}
+        if source.room in {"consumer", "console", "producer", "outbox", "admin", "sink", "rpc"}
         for node in source.nodes
         if isinstance(node, ast.Call)
         and ast.unparse(node.func).endswith(("create_task", "ensure_future"))

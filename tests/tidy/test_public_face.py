@@ -98,7 +98,7 @@ def test_every_name_of_the_face_is_what_its_module_has():
 @pytest.mark.parametrize(
     ("module", "names"),
     [
-        (keylane, {*keylane.__all__, "admin", "errors", "sync"}),
+        (keylane, {*keylane.__all__, "admin", "errors", "metrics", "sync"}),
         (keylane.errors, set(errors.__all__)),
         (keylane.testing, set(keylane.testing.__all__)),
     ],

@@ -27,6 +27,7 @@ VALUES = {
     "functools",
     "graphlib",
     "hashlib",
+    "hmac",
     "heapq",
     "ipaddress",
     "itertools",
@@ -53,6 +54,9 @@ VALUES = {
     "compression",
     # a type, and generators with a seed: TAKEN below keeps the module's own generator out
     "random",
+    "prometheus_client.parser",  # reads a text
+    "rich.cells",  # how wide a text is on a terminal
+    "textwrap",
     "sys",  # the version of Python: TAKEN keeps everything else out
     "pyspark.sql.types",  # classes of values; nothing of Spark starts
 }

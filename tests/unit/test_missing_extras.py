@@ -29,8 +29,8 @@ sys.argv = ["program", *sys.argv[3:]]
 exec(code) if " " in code else runpy.run_module(code, run_name="__main__")
 """
 EXTRAS = (
-    "aiosqlite,alembic,asyncmy,asyncpg,caio,click,cryptography,jwt,numpy,pandas,prometheus_client,"
-    "pyarrow,pydantic,pyspark,pytest,rich,rocksdict,sqlalchemy,uvloop"
+    "aiosqlite,alembic,asyncmy,asyncpg,caio,click,cryptography,jwt,numpy,opentelemetry,pandas,"
+    "prometheus_client,pyarrow,pydantic,pyspark,pytest,rich,rocksdict,sqlalchemy,textual,uvloop"
 )
 TOKEN = "kl_" + "a" * 43
 
@@ -65,6 +65,7 @@ def test_clients_need_no_extra():
     [
         ("sqlalchemy", "from keylane.outbox import Outbox", "outbox"),
         ("sqlalchemy", "from keylane.sink import fenced", "outbox"),
+        ("opentelemetry", "from keylane.otel import KeylaneInstrumentor", "otel"),
         ("pyarrow", "from keylane.arrow import read", "arrow"),
         ("numpy", "from keylane.arrow import read", "arrow"),
         ("pyspark", "import keylane.spark", "spark"),
@@ -170,6 +171,13 @@ def test_demo_names_its_extra_when_the_flights_are_missing(monkeypatch):
         check_packages()
 
 
+def test_metrics_of_clients_name_their_extra():
+    code = "from keylane import metrics; metrics.register()"
+    done = run_without("prometheus_client", code)
+    assert done.returncode == 1
+    assert f"keylane.metrics{advice('prometheus_client', 'metrics')}" in done.stderr
+
+
 def test_fixture_names_its_extra(tmp_path):
     test = tmp_path / "test_orders.py"
     test.write_text("async def test_orders(keylane_cluster): ...\n")
@@ -178,7 +186,7 @@ def test_fixture_names_its_extra(tmp_path):
     assert f"MissingExtraError: keylane.testing{advice('sqlalchemy', 'testing')}" in done.stdout
 
 
-@pytest.mark.parametrize("extra", ["cli", "server"])
+@pytest.mark.parametrize("extra", ["cli", "server", "top"])
 def test_commands_know_the_extra_of_each_package(extra):
     pyproject = Path(__file__).parents[2] / "pyproject.toml"
     required = tomllib.loads(pyproject.read_text())["project"]["optional-dependencies"][extra]
