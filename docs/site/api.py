@@ -56,6 +56,7 @@ API_PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("keylane.outbox.Outbox", "keylane.outbox.OutboxSettings", "keylane.outbox.*"),
     ),
     "sink": ("keylane.sink", ("keylane.sink.FencedSession", "keylane.sink.*")),
+    "otel": ("keylane.otel", ("keylane.otel.*",)),
     "testing": (
         "keylane.testing",
         ("keylane.testing.VirtualCluster", "keylane.testing.run", "keylane.testing.*"),

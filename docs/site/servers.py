@@ -20,8 +20,13 @@ PROGRAMS: dict[str, Any] = {"broker": BrokerSettings, "metaserver": MetaserverSe
 CALLS = {"broker": endpoints.BROKER, "metaserver": endpoints.METASERVER}
 UNITS = {"_ms": "ms", "_s": "s", "_bytes": "bytes", "_bytes_max": "bytes", "_ms_max": "ms"}
 """The end of a setting's name → the unit of its value."""
-METRIC_FOLDERS = ("rpc", "broker", "metaserver")
-METRIC_KINDS = {"gauge": "gauge", "counter": "counter", "histogram": "histogram"}
+METRIC_FOLDERS = ("rpc", "broker", "metaserver", "metrics.py")
+METRIC_KINDS = {
+    "gauge": "gauge",
+    "counter": "counter",
+    "histogram": "histogram",
+    "histograms": "histogram",
+}
 """The function that makes a metric → its kind; `labelled` makes a gauge or a counter."""
 LIMITS = (
     ("key", "KEY_BYTES_MAX", "bytes"),
@@ -116,7 +121,8 @@ def metrics() -> list[MetricFacts]:
     """Return the metrics that the code of the servers makes, in the order of their names."""
     found: dict[str, MetricFacts] = {}
     for folder in METRIC_FOLDERS:
-        for path in sorted((ROOT / folder).rglob("*.py")):
+        place = ROOT / folder
+        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Call) and (metric := _metric(node, folder)):
                     found.setdefault(metric.name, metric)
@@ -143,8 +149,14 @@ def metric_lines() -> Iterator[str]:
     yield "# Metrics"
     yield ""
     yield "Brokers and metaservers serve `/metrics` in the text format of Prometheus. Times are in"
-    yield "seconds, sizes in bytes."
-    titles = {"rpc": "Every server", "broker": "Brokers", "metaserver": "Metaservers"}
+    yield "seconds, sizes in bytes. A program adds those of its producers and consumers to its own"
+    yield "by `keylane.metrics.register()`."
+    titles = {
+        "rpc": "Every server",
+        "broker": "Brokers",
+        "metaserver": "Metaservers",
+        "metrics.py": "Clients",
+    }
     for folder, title in titles.items():
         yield f"\n## {title}\n"
         yield "| metric | kind | |"
