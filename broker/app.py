@@ -739,10 +739,15 @@ async def run_broker(
         on_running(broker)
         ready(broker.address)
         async with Race() as race:
-            race.start(stop.wait())
-            if settings.failover:
+            stopping = race.start(stop.wait())
+            replaced = (
                 race.start(_wait_until_replaced(settings, broker))
+                if settings.failover
+                else stopping
+            )
             await race.first()
+            if not stop.is_set():
+                replaced.result()  # a fault of the wait must not turn the folder into a copy
     if stop.is_set():
         return False
     await asyncio.to_thread(_demote, settings)
