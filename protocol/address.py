@@ -13,6 +13,8 @@ from .text import collect_items
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):([0-9]{1,5})")
 
+META_DEFAULT = "127.0.0.1:7000"
+"""The metaserver of `keylane dev`, which commands ask unless another one is named."""
 VIRTUAL_DOMAIN = ".keylane.invalid"
 """The suffix of the host names of in-memory servers. No real host has it, because RFC 6761 reserves
 `.invalid`.

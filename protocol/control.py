@@ -125,6 +125,8 @@ class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
     """The version of the broker's program. A metaserver refuses a report without it."""
     cluster: ShortText = ""
     """The name of the cluster in the broker's settings; "" if there is none."""
+    steps_back: bool = False
+    """True if the broker becomes a copy by itself when another folder has its place."""
 
 
 def quiet_limit_ms(ttl_ms: int) -> int:
@@ -465,6 +467,8 @@ class GroupMember(Struct, frozen=True, kw_only=True):
     """The text of its `MessageFilter`; "" if it has none, or if not reported."""
     unreached: tuple[str, ...] = ()
     """The broker groups to which it cannot connect although the cluster reports them as alive."""
+    session: str = ""
+    """The id of its session; "" if not reported."""
 
 
 class EndedMember(Struct, frozen=True, kw_only=True):
@@ -714,6 +718,15 @@ class PartitionStatus(Struct, frozen=True, kw_only=True):
     """
     limited_ms: int = 0
     """How long they wait for it, in milliseconds."""
+    messages_per_s: float | None = None
+    """Messages stored in a second, on average over the last 30 to 60 seconds; None if not
+    reported.
+    """
+    bytes_per_s: float | None = None
+    stored_bytes: int | None = None
+    """About how many bytes the stored messages take, from the sizes of some batches; None if the
+    call did not ask for it.
+    """
     ended_at_ms: int = 0
     """In the response to a seal, an upper bound of the times of the partition's messages, in
     milliseconds since 1970; 0 if not reported.

@@ -3,7 +3,10 @@
 SetCopies       an operator: how many folders the group is to have
 ChangeCopySet   the group's broker: which copies have everything that it has acked
 PromoteCopy     an operator: a copy takes the place of the broker's folder
-TakeOver        a copy: it takes the place of the broker's folder, because the broker is gone
+TakeOver        a copy: it takes the place of the broker's folder, because the broker is gone or has
+                offered it
+HandOver        an operator: the broker gives its place to a copy
+OfferPlace      the group's broker: a copy may take its place now
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+HAND_OVER_MS = 3_000
+"""How long a broker waits until a copy has taken its place, in milliseconds; then it goes on."""
 COPIES_MAX = 5
 """The largest number of data folders of a broker group."""
 COPY_ID_CHARS_MAX = 64
@@ -25,6 +30,8 @@ class CopySet(Struct, frozen=True, kw_only=True):
 
     wanted: CopyCount = 1
     """How many data folders the group is to have, with the broker's own."""
+    least: CopyCount = 1
+    """How many of them must have a message before it is acked."""
     members: Members = ()
     """The ids of the copies that have everything that the broker has acked; each ack waits for
     them.
@@ -39,12 +46,18 @@ class CopySet(Struct, frozen=True, kw_only=True):
     """The copy that was promoted last; "" once a broker has asked which copies count since."""
     durable_end: int = 0
     """The end of the durable log, as the broker has said last."""
+    handing_to: str = ""
+    """The copy to which the broker hands over now; "" if it does not."""
 
 
 class SetCopies(Struct, frozen=True, kw_only=True):
     """Set how many data folders a broker group is to have. The response is its CopySet."""
 
     wanted: CopyCount
+    least: CopyCount | None = None
+    """How many of them must have a message before it is acked, at most `wanted`; None: 2 of three
+    and more, otherwise 1.
+    """
 
 
 class ChangeCopySet(Struct, frozen=True, kw_only=True):
@@ -84,7 +97,7 @@ class PromoteCopy(Struct, frozen=True, kw_only=True):
 class TakeOver(Struct, frozen=True, kw_only=True):
     """
     Let the copy that asks take the place of the broker's data folder, because it cannot reach the
-    broker. The response is the CopySet.
+    broker, or the broker has offered it. The response is the CopySet.
 
     A repeat for the same copy changes nothing.
     """
@@ -94,3 +107,37 @@ class TakeOver(Struct, frozen=True, kw_only=True):
     """The id of the data folder that it is a copy of."""
     log_end: int
     """The end of the copy's log, in bytes."""
+
+
+class HandOver(Struct, frozen=True, kw_only=True):
+    """
+    Let a copy take the place of a broker that serves, which becomes a copy then. The response is
+    HandedOver.
+    """
+
+    copy_id: Annotated[str, Meta(max_length=COPY_ID_CHARS_MAX)] = ""
+    """The copy; "": the one of the set that the broker has heard last."""
+
+
+class HandedOver(Struct, frozen=True, kw_only=True):
+    """A hand-over that is done."""
+
+    broker_group: str
+    copy_id: str
+    """The copy that has the broker's place."""
+    paused_ms: int
+    """How long the broker has taken no messages, until it knew that its place was taken."""
+
+
+class OfferPlace(Struct, frozen=True, kw_only=True):
+    """
+    Let a copy of the set take the broker's place within HAND_OVER_MS, although the broker lives, or
+    withdraw that. The response is the CopySet.
+    """
+
+    broker_id: str
+    opening: str
+    """The opening of the broker's data folder. If it is not the newest one, the call is refused."""
+    term: int
+    copy_id: Annotated[str, Meta(max_length=COPY_ID_CHARS_MAX)] = ""
+    """The copy; "": none may take the place any more."""

@@ -49,7 +49,16 @@ from .control import (
     Suspend,
     SwitchGroup,
 )
-from .copies import ChangeCopySet, CopySet, PromoteCopy, SetCopies, TakeOver
+from .copies import (
+    ChangeCopySet,
+    CopySet,
+    HandedOver,
+    HandOver,
+    OfferPlace,
+    PromoteCopy,
+    SetCopies,
+    TakeOver,
+)
 from .groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
 from .http.access import (
     AskCapability,
@@ -72,6 +81,7 @@ from .http.endpoint import Endpoint, Rights
 from .http.message_json import MessageObject
 from .http.posted import CONTENT_TYPE, IDEMPOTENCY_KEY, JSON, KEY_HEADER, NDJSON, RAW
 from .operations import (
+    BalancePlan,
     Cordon,
     HideSubject,
     OperationList,
@@ -79,6 +89,7 @@ from .operations import (
     Publication,
     PublishSubject,
     Reshape,
+    SetBalance,
     SetSubject,
     SubjectHistory,
 )
@@ -222,8 +233,26 @@ TAKE_OVER = Endpoint(
     TakeOver,
     CopySet,
     Rights.CLUSTER,
-    "Let the copy that asks take the place of a broker's data folder that is gone.",
+    "Let the copy that asks take the place of a broker that is gone, or has offered it.",
     idempotent=True,
+)
+OFFER_PLACE = Endpoint(
+    "POST",
+    "/v1/brokers/{group}/copies/offer",
+    OfferPlace,
+    CopySet,
+    Rights.CLUSTER,
+    "Let a copy take the broker's place, or withdraw that; only the group's broker calls this.",
+    idempotent=True,
+)
+HAND_OVER = Endpoint(
+    "POST",
+    "/v1/brokers/{group}/copies/hand-over",
+    HandOver,
+    HandedOver,
+    Rights.ADMINISTER,
+    "Let a copy take the place of a broker that serves.",
+    timeout_ms=WORK_MS,
 )
 CREATE_SUBJECT = Endpoint(
     "POST",
@@ -473,6 +502,14 @@ OPERATIONS = Endpoint(
     Rights.ANY,
     "The latest operations of a subject, the newest first.",
 )
+WAITING_OPERATIONS = Endpoint(
+    "GET",
+    "/v1/operations/waiting",
+    None,
+    OperationList,
+    Rights.ANY,
+    "The latest operations of all subjects that wait, the newest first.",
+)
 HISTORY = Endpoint(
     "GET",
     "/v1/subjects/{subject}/history",
@@ -480,6 +517,25 @@ HISTORY = Endpoint(
     SubjectHistory,
     Rights.ANY,
     "Every partition that a subject ever had, with parents and end offsets.",
+)
+BALANCE = Endpoint(
+    "GET",
+    "/v1/balance",
+    None,
+    BalancePlan,
+    Rights.ADMINISTER,
+    "The moves of partitions that balance the broker groups.",
+    timeout_ms=WORK_MS,
+)
+SET_BALANCE = Endpoint(
+    "POST",
+    "/v1/balance",
+    SetBalance,
+    BalancePlan,
+    Rights.ADMINISTER,
+    "Stop the metaservers that balance by themselves, or let them go on.",
+    idempotent=True,
+    timeout_ms=WORK_MS,
 )
 VERIFY = Endpoint(
     "GET",
@@ -757,6 +813,15 @@ HOLD = Endpoint(
     "Protect messages of a partition against retention for a job: set, renew or end the hold.",
     idempotent=True,
 )
+GIVE_PLACE = Endpoint(
+    "POST",
+    "/v1/copies/hand-over",
+    HandOver,
+    HandedOver,
+    Rights.CLUSTER,
+    "Hand over to a copy; a metaserver calls this for an operator.",
+    timeout_ms=WORK_MS,
+)
 DROP_PARTITION = Endpoint(
     "POST",
     "/v1/partitions/{id}/drop",
@@ -878,6 +943,8 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     CHANGE_COPY_SET,
     PROMOTE_COPY,
     TAKE_OVER,
+    OFFER_PLACE,
+    HAND_OVER,
     CREATE_SUBJECT,
     AUTO_CREATE,
     SUBJECTS,
@@ -908,7 +975,10 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     PUBLISH_SUBJECT,
     CANCEL_OPERATION,
     OPERATIONS,
+    WAITING_OPERATIONS,
     HISTORY,
+    BALANCE,
+    SET_BALANCE,
     VERIFY,
     RESET_GROUP,
     CANCEL_RESET,
@@ -940,6 +1010,7 @@ BROKER: tuple[Endpoint[Any], ...] = (
     PARKED,
     PARKED_OFFSETS,
     CHANGE_PARKED,
+    GIVE_PLACE,
 )
 
 

@@ -114,6 +114,10 @@ class Ack(Frame, frozen=True, array_like=True, tag=4):
     in flight for another `in_flight_ms`.
     """
     in_flight_ms: int = 0
+    promise_ms: int = 0
+    """How long no other owner is to be let in, in milliseconds; 0: no promise is wanted. Only in an
+    exclusive group.
+    """
 
 
 class Release(Frame, frozen=True, array_like=True, tag=5):
@@ -336,6 +340,10 @@ class Follow(Frame, frozen=True, array_like=True, tag=25):
     """How many bytes before `position` are not durable at the copy yet, because it is about to
     store an answer.
     """
+    takes_over: bool = False
+    """True if the copy is complete, and its follower takes the broker's place if it may."""
+    has_taken_over: bool = False
+    """True if a metaserver has given the copy the broker's place; the copy follows no more."""
 
 
 class Challenge(Frame, frozen=True, array_like=True, tag=22):
@@ -435,6 +443,12 @@ class Acked(Frame, frozen=True, array_like=True, tag=68):
 
     cursor: int
     parked_version: int = 0
+    promise_ms: int = 0
+    """How long no higher token is let in, in milliseconds from the sending of the ack on; 0: there
+    is no promise.
+    """
+    is_wanted: bool = False
+    """True if a higher token waits: there will be no further promise, so hand over."""
 
 
 class Released(Frame, frozen=True, array_like=True, tag=69):
@@ -546,6 +560,8 @@ class Followed(Frame, frozen=True, array_like=True, tag=87):
     segment: int
     """The position at which the segment of the payload begins."""
     position: int
+    is_offered: bool = False
+    """True if the broker stores nothing more, and waits until the copy has taken its place."""
 
 
 class Challenged(Frame, frozen=True, array_like=True, tag=83):

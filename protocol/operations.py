@@ -176,6 +176,10 @@ class OperationView(Struct, frozen=True, kw_only=True):
     """
     problem: str = ""
     """The reason why the operation is waiting."""
+    waiting_since_ms: int | None = None
+    """Since when it has waited for whatever reason, in milliseconds since 1970 by the database's
+    calendar; None if it does not wait, or if no driver has noticed yet.
+    """
     cordoned: str = ""
     """The broker group of an evacuation, as long as it is cordoned, even after the operation has
     ended.
@@ -204,6 +208,48 @@ class OperationList(Struct, frozen=True, kw_only=True):
     """The subjects that an evacuation without its source did not move."""
     cordoned: str = ""
     """The broker group that an evacuation has cordoned."""
+
+
+class BalanceMove(Struct, frozen=True, kw_only=True):
+    """A partition that is to continue on another broker group."""
+
+    partition_id: int
+    subject: str
+    source: str
+    """The broker group that it is on."""
+    target: str
+    reason: str
+
+
+class LeftOut(Struct, frozen=True, kw_only=True):
+    """A subject or a broker group that a plan leaves as it is."""
+
+    name: str
+    reason: str
+
+
+class BalancePlan(Struct, frozen=True, kw_only=True):
+    """The moves that balance the broker groups; the first ones, if there are very many."""
+
+    moves: tuple[BalanceMove, ...] = ()
+    broker_groups: tuple[str, ...] = ()
+    """The broker groups that are balanced."""
+    left_out_groups: tuple[LeftOut, ...] = ()
+    """Broker groups that get no partitions, and whose partitions stay."""
+    left_out_subjects: tuple[LeftOut, ...] = ()
+    """Subjects whose partitions stay."""
+    unknown_rates: tuple[str, ...] = ()
+    """Broker groups that have not reported the rates of their partitions, which count as 0."""
+    automatic: bool = False
+    """True if the metaserver that answers has the setting `balance`."""
+    stopped: bool = False
+    """True if an operator has stopped the metaservers with that setting."""
+
+
+class SetBalance(Struct, frozen=True, kw_only=True):
+    """Stop the metaservers that balance by themselves, or let them go on."""
+
+    stopped: bool
 
 
 class PartitionHistory(Struct, frozen=True, kw_only=True):

@@ -28,6 +28,7 @@ ESCAPED_RULE = (
 )
 UNREADABLE_URL = f"its port is not a number; {ESCAPED_RULE}"
 PORT_MAX = 65_535
+HALF_DAY_MS = 43_200_000
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 _AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:/?@\[\]]*)(:\d*)?(,[^/?@]*)?")
@@ -84,12 +85,51 @@ def format_age(ms: int) -> str:
     return f"{ms // 86_400_000} days"
 
 
+def format_size(size_bytes: float | None) -> str:
+    """Format a number of bytes, or of bytes a second, in the unit that reads best; "-" for None."""
+    if size_bytes is None:
+        return "-"
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size_bytes) < 1000:
+            digits = 0 if size_bytes >= 10 or unit == "B" else 1
+            return f"{size_bytes:.{digits}f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:,.1f} TB"
+
+
+def format_rate(per_s: float | None, *, sign: str = "") -> str:
+    """Format a number of events a second, with one decimal below 10; "-" for None."""
+    if per_s is None:
+        return "-"
+    digits = 1 if 0 < abs(per_s) < 10 else 0
+    return "0" if round(per_s, digits) == 0 else f"{per_s:{sign},.{digits}f}"
+
+
+def sum_text(number: str, *, is_partial: bool) -> str:
+    """Return a sum as text; if parts of it are not known, "7 or more", or "?" instead of 0."""
+    if not is_partial:
+        return number
+    return "?" if number == "0" else f"{number} or more"
+
+
 def format_time(time_ms: int) -> str:
     """Format a time as ISO 8601 in UTC; as a number if it is outside the range of datetime."""
     try:
         return (_BEGIN + time_ms * _MS).isoformat(timespec="milliseconds")
     except OverflowError:
         return f"{time_ms:.3g} ms" if abs(time_ms) < 10**300 else "a meaningless number"
+
+
+def format_moment(time_ms: int, now_ms: int) -> str:
+    """Format a time in UTC for a sentence: to the second, with the date if it is half a day or more
+    from `now_ms`.
+    """
+    try:
+        moment = _BEGIN + time_ms * _MS
+    except OverflowError:
+        return format_time(time_ms)
+    date = "" if abs(time_ms - now_ms) < HALF_DAY_MS else f"{moment.date().isoformat()} "
+    return f"{date}{moment:%H:%M:%S} UTC"
 
 
 def key_digest(order_key: bytes) -> str:
@@ -101,11 +141,26 @@ def key_digest(order_key: bytes) -> str:
     return f"key digest {blake2b(order_key, digest_size=8).hexdigest()}"
 
 
+def key_text(order_key: bytes) -> str:
+    r"""Format an order key for people, with bytes that are not UTF-8 as `\xff`; "(no key)" if it
+    is empty.
+    """
+    return printable(order_key.decode(errors="backslashreplace")) or "(no key)"
+
+
 def printable(text: str) -> str:
     r"""Escape the control characters in `text`, as `\t`, `\x1b` or `\u202e`, to make it safe for a
     terminal.
     """
     return _CONTROL.sub(_escaped, text)
+
+
+def sentence(text: str) -> str:
+    """Return a text that begins with a capital letter, unless it begins with a name that has other
+    characters than letters.
+    """
+    first, _, _ = text.partition(" ")
+    return text[0].upper() + text[1:] if first.isalpha() and first.islower() else text
 
 
 def mask_password(url: str) -> str:

@@ -269,11 +269,15 @@ class BrokerClient:
                 raise
         return await (await self.channel()).call(request, payload, timeout_ms=timeout_ms)
 
-    async def partitions(self) -> PartitionStatusList:
-        """Return all partitions that the broker hosts. They are fetched page by page."""
-        all_pages = page = await self.control(endpoints.PARTITIONS)
+    async def partitions(self, *, storing: bool = False) -> PartitionStatusList:
+        """Return all partitions that the broker hosts, or only those that have stored something
+        lately. They are fetched page by page.
+        """
+        query: dict[str, object] = {"storing": 1 if storing else None}
+        all_pages = page = await self.control(endpoints.PARTITIONS, query=query)
         while page.more_after is not None:
-            page = await self.control(endpoints.PARTITIONS, query={"after": page.more_after})
+            query["after"] = page.more_after
+            page = await self.control(endpoints.PARTITIONS, query=query)
             all_pages.partitions.extend(page.partitions)
         return replace(all_pages, more_after=None)
 
@@ -314,6 +318,12 @@ class BrokerClient:
             endpoint.query_of(query),
             timeout_ms=endpoint.timeout_ms or self._timeout_ms,
         )
+
+    async def is_accepting(self, *, timeout_ms: int) -> bool:
+        """Return True if something accepts connections at the address, whether or not it
+        answers.
+        """
+        return await self._network.is_accepting(self.address, timeout_ms=timeout_ms)
 
     async def close(self) -> None:
         """Close the channel."""

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-from ..protocol.address import refuse_virtual_address
+from ..protocol.address import META_DEFAULT, refuse_virtual_address
 from ..protocol.control import ErrorBody
 from ..protocol.endpoints import CAPABILITY, DATA_PATH, HEALTH
 from ..protocol.errors import (
@@ -308,6 +308,17 @@ class HttpNetwork:
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeylaneError):
             return False
 
+    async def is_accepting(self, address: str, *, timeout_ms: int) -> bool:
+        """See `network.Network.is_accepting`."""
+        host, _, port = address.rpartition(":")
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except (OSError, ValueError, TimeoutError):
+            return False
+        writer.close()
+        return True
+
     async def control(
         self,
         method: str,
@@ -385,6 +396,8 @@ class HttpNetwork:
         except _NO_CONNECTION as error:
             not_sent = NotSentError(f"cannot reach {address}: {reason(error)}", address=address)
             not_sent.is_refused = isinstance(cause(error), ConnectionRefusedError)
+            if not_sent.is_refused and address == META_DEFAULT:
+                not_sent.hint += " keylane dev starts a cluster."
             raise self._explain(tls_problem(address, error)) or not_sent from cause(error)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise await self._failure_error(address, method, path, error) from cause(error)

@@ -186,6 +186,12 @@ class Network(Protocol):
         """
         ...
 
+    async def is_accepting(self, address: str, *, timeout_ms: int) -> bool:
+        """Return True if something accepts a connection at `address`, which a process that hangs
+        does, too.
+        """
+        ...
+
     async def close(self) -> None:
         """Close everything that was opened."""
         ...

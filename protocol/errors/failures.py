@@ -107,7 +107,7 @@ class NotSentError(UnreachableError):
     code = 1201
     fate = Fate.NOT_DONE
     summary = "cannot reach the server"
-    hint = "Check that it is running, and that this is its address. keylane dev starts a cluster."
+    hint = "Check that it is running, and that this is its address."
     address = Detail(str)
     is_refused: bool = False
     """True if the machine has answered that no program listens at the address."""

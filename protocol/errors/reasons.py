@@ -491,6 +491,43 @@ class Reason(enum.Enum):
         "Nothing was changed. keylane broker list shows the broker that serves the group.",
     )
     """A broker changes the copies of its group, and is not its newest opening."""
+    NO_COPY_IN_SET = (
+        1169,
+        "ConflictError",
+        "the broker group has no copy that could take the broker's place",
+        "keylane broker copies GROUP shows the copies: acks must wait for one with failover.",
+    )
+    """A broker is to hand over, and acks wait for no copy that takes over."""
+    COPY_NOT_READY = (
+        1172,
+        "ConflictError",
+        "the copy cannot take the broker's place now",
+        "Nothing was changed. keylane broker copies GROUP shows the copies of the set.",
+    )
+    """A broker is to hand over to a copy that is silent, not in the set, or runs without
+    failover.
+    """
+    COPY_UNKNOWN = (
+        1173,
+        "NotFoundError",
+        "the broker knows no copy with this id",
+        "Nothing was changed. keylane broker copies GROUP lists the copies.",
+    )
+    """A broker is to hand over to a copy that never followed it."""
+    HAND_OVER_RUNNING = (
+        1174,
+        "BusyError",
+        "the broker hands over already",
+        "Wait until that is done, 3 s at most.",
+    )
+    """A broker is to hand over while it hands over."""
+    PLACE_NOT_TAKEN = (
+        1175,
+        "UnavailableError",
+        "the copy has not taken the broker's place in time",
+        "The broker serves as before. The log of the copy's follower says why.",
+    )
+    """A hand-over was given up after 3 s."""
     SUBJECT_STATIC = (
         1190,
         "ConflictError",
@@ -726,6 +763,16 @@ class Reason(enum.Enum):
     )
     """A parked message can be neither edited nor skipped while consumers are handling messages of
     its key.
+    """
+    PROMISED = (
+        1297,
+        "BusyError",
+        "the partition's owner, which cannot reach a metaserver, was promised that it stays",
+        "Wait: the promise ends when the owner hands over, or after the ttl of its consumer.",
+        RetryRule.LATER,
+    )
+    """The broker lets no other owner in while the present one, which the metaservers do not hear,
+    has a promise.
     """
     # NotFoundError
     BROKER_GROUP_UNKNOWN = (

@@ -41,6 +41,10 @@ class BrokerView(Struct, frozen=True, kw_only=True):
     """How many of them have everything that was acked: the broker's own, and the copies that acks
     wait for.
     """
+    has_partitions: bool = True
+    """False if it has no partition, but for expired ones. True also if a metaserver of 0.2 answers,
+    which does not tell.
+    """
 
     @property
     def state(self) -> str:

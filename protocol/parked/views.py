@@ -57,6 +57,17 @@ class ParkedView(Struct, frozen=True, kw_only=True):
     """The retry time reported by their owner, in milliseconds since 1970; None if unknown."""
 
 
+class ParkedTotals(Struct, frozen=True, kw_only=True):
+    """All that a group has parked on a partition, without what waits for a retry."""
+
+    keys: int
+    messages: int
+    since_ms: int
+    """The time at which the first message was parked, as in `ParkedView`."""
+    failure: Failure | None
+    """The newest of the keys' failures."""
+
+
 class ParkedList(Struct, frozen=True, kw_only=True):
     """A page of the keys that a group has parked on a partition. The next page begins after the
     last key of this one.
@@ -74,6 +85,8 @@ class ParkedList(Struct, frozen=True, kw_only=True):
     """The parents whose parked messages this partition has completely adopted; None if the broker
     does not report them, as before 0.3.
     """
+    totals: ParkedTotals | None = None
+    """Set on the first page of all keys, unless the broker is older than this field."""
 
 
 ParkedDetail = tuple[int, int, int, int]

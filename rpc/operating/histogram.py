@@ -35,6 +35,14 @@ class Histogram:
         self._counts = [sum(pair) for pair in zip(self._counts, other._counts, strict=True)]
         self.sum_ns += other.sum_ns
 
+    def add_growth(self, before: Histogram, after: Histogram) -> None:
+        """Count the durations that `after` has in addition to `before`, bucket by bucket. A bucket
+        with fewer of them changes nothing.
+        """
+        for index, (old, new) in enumerate(zip(before._counts, after._counts, strict=True)):
+            self._counts[index] += max(0, new - old)
+        self.sum_ns += max(0, after.sum_ns - before.sum_ns)
+
     @property
     def count(self) -> int:
         """The number of durations."""

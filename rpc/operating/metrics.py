@@ -163,16 +163,12 @@ class _FixedFamilies:
 
 def gauge(name: str, text: str, value: float) -> Metric:
     """Return a metric with a single value that can rise and fall."""
-    from prometheus_client.core import GaugeMetricFamily
-
-    return GaugeMetricFamily(name, text, value=value)
+    return labelled(name, text, {(): value})
 
 
 def counter(name: str, text: str, value: float) -> Metric:
     """Return a metric with a single value that only rises. `name` must end with "_total"."""
-    from prometheus_client.core import CounterMetricFamily
-
-    return CounterMetricFamily(name, text, value=value)
+    return labelled(name, text, {(): value}, counts=True)
 
 
 Labels = tuple[tuple[str, str], ...]
@@ -205,8 +201,8 @@ def largest(samples: Mapping[Labels, float], most: int = SERIES_MAX) -> dict[Lab
         return dict(samples)
     ordered = sorted(samples.items(), key=lambda pair: -pair[1])
     result = dict(ordered[:most])
-    names = [label for label, _ in ordered[0][0]]
-    result[tuple((name, OTHER) for name in names)] = sum(value for _, value in ordered[most:])
+    others = tuple((name, OTHER) for name, _ in ordered[0][0])
+    result[others] = result.get(others, 0) + sum(value for _, value in ordered[most:])
     return result
 
 

@@ -163,12 +163,25 @@ def batch() -> bytes:
     return bytes(record)
 
 
-BEFORE_0_3 = {"Appended": "160000000b000000954101ffa56673796e63c37061796c6f6164"}
+BEFORE_0_3 = {
+    "Appended": "160000000b000000954101ffa56673796e63c37061796c6f6164",
+    "Ack": (
+        "d0000000c50000009c040407a56175646974b0303132333435363738396162636465660592920003"
+        "9205cf00000100000000009192040788a66f666673657404aa6b65795f646967657374bb6b657920"
+        "6469676573742037626630663762383161646165386234a873696e63655f6d73cf000001a3185c50"
+        "00a8617474656d70747307a46b696e64aa56616c75654572726f72a474657874ac6e6f2073756368"
+        "20746f776ea6636c69656e74a6686f73742d31a561745f6d73cf000001a3185c7328919203029192"
+        "0809cdea607061796c6f6164"
+    ),
+    "Acked": "180000000d000000944404cf0000010000000000027061796c6f6164",
+}
 """Frames that have fields since 0.3 which they did not have: as they were before. Older clients
 read over a field that comes last.
 """
 FRAMES_SINCE_0_3: list[tuple[int, frames.Request | frames.Answer]] = [
     (1, frames.Appended(-1, "fsync", True, 3)),
+    (4, frames.Ack(7, "audit", "0123456789abcdef", 5, (), promise_ms=15_000)),
+    (4, frames.Acked(2**40, 2, 15_000, True)),
     (25, frames.Follow("g1", "0123456789abcdef", 2**40, 3 << 20, 10_000, 2**40 - 4096, 0xFEDCBA98)),
     (87, frames.Followed("0123456789abcdef", "fedcba98", 2**40, 2**30, 2**30, 2**39)),
 ]

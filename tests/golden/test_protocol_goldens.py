@@ -150,6 +150,28 @@ def test_frame_without_a_field_that_came_later_is_read():
     assert frames.decode_answer(data) == (1, frames.Appended(-1, "fsync", True, 1), goldens.PAYLOAD)
 
 
+def test_broker_of_0_2_promises_nothing():
+    data = bytes.fromhex(golden_json("frames_v1.json")["Acked"])
+    assert frames.decode_answer(data) == (4, frames.Acked(2**40, 2, 0, False), goldens.PAYLOAD)
+
+
+def test_client_of_0_2_asks_for_no_promise():
+    _, request, _ = frames.decode_request(bytes.fromhex(golden_json("frames_v1.json")["Ack"]))
+    assert isinstance(request, frames.Ack)
+    assert request.promise_ms == 0
+
+
+def test_broker_of_0_2_reads_over_the_question_for_a_promise():
+    class Ack(msgspec.Struct, frozen=True, array_like=True, tag=4):
+        partition_id: int
+        group: str
+        session: str
+        token: int
+
+    packed = msgspec.msgpack.encode(frames.Ack(7, "audit", "s", 5, (), promise_ms=1))
+    assert msgspec.msgpack.decode(packed, type=Ack) == Ack(7, "audit", "s", 5)
+
+
 def test_client_of_0_2_reads_over_the_field_that_came_later():
     class Appended(msgspec.Struct, frozen=True, array_like=True, tag=65):
         base_offset: int

@@ -11,6 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from keylane.broker.control import BrokerControl
+from keylane.broker.copies.hand_over import HandingOver
 from keylane.broker.parking import Parking
 from keylane.broker.posting import MessagePosting
 from keylane.broker.reading import MessageReading
@@ -34,10 +35,14 @@ def test_metaserver_serves_every_endpoint_of_its_table():
         removals=MagicMock(),
         starts=MagicMock(),
         publications=MagicMock(),
+        balancer=MagicMock(),
     )
     routes += [*refusing_routes(), WhyService(routes, MagicMock(), clock=MagicMock()).route()]
     served = Counter((route.endpoint.method, route.endpoint.path) for route in routes)
     assert served == Counter((endpoint.method, endpoint.path) for endpoint in METASERVER)
+
+
+HANDS_OVER = ("broker_group", "clock", "folder_ownership", "on_replaced")
 
 
 def test_broker_serves_every_endpoint_of_its_table():
@@ -54,6 +59,7 @@ def test_broker_serves_every_endpoint_of_its_table():
         reading.route(),
         *scheduling.routes(),
         *parking.routes(),
+        HandingOver(*[MagicMock()] * 3, **{name: MagicMock() for name in HANDS_OVER}).route(),
     ]
     assert [route.endpoint for route in routes] == list(BROKER)
 

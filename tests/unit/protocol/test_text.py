@@ -13,13 +13,32 @@ from keylane.protocol.text import (
     counted,
     describe_invalid_value,
     format_age,
+    format_moment,
     format_seconds,
     key_digest,
+    key_text,
     listed,
     mask_password,
     printable,
+    sentence,
+    sum_text,
     url_problem,
 )
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (b"", "(no key)"),
+        (b"a\x1bb", "a\\x1bb"),
+        (b"bad\xff1", "bad\\xff1"),
+        (b"bad\xfe", "bad\\xfe"),
+        (b"\x00\xff\xfe", "\\x00\\xff\\xfe"),
+    ],
+)
+def test_key_is_shown_whole_when_it_is_not_text(key, text):
+    """Different keys do not look the same."""
+    assert key_text(key) == text
 
 
 @pytest.mark.parametrize(
@@ -29,6 +48,21 @@ from keylane.protocol.text import (
 def test_count_agrees_with_its_noun(count, text):
     """One has no s."""
     assert counted(count, "message") == text
+
+
+@pytest.mark.parametrize(
+    ("number", "is_partial", "text"),
+    [("0", False, "0"), ("7", False, "7"), ("0", True, "?"), ("7", True, "7 or more")],
+)
+def test_sum_says_when_parts_of_it_are_not_known(number, is_partial, text):
+    """A sum of what is known may be too low."""
+    assert sum_text(number, is_partial=is_partial) == text
+
+
+def test_sentence_begins_with_a_capital_letter_unless_it_begins_with_a_name():
+    """A name such as s1 keeps its letters."""
+    assert sentence("no consumer is alive") == "No consumer is alive"
+    assert [sentence(text) for text in ("", "s1 waits", "Ü")] == ["", "s1 waits", "Ü"]
 
 
 def test_irregular_plural_is_given():
@@ -75,6 +109,12 @@ def test_age_is_told_in_the_unit_that_reads_best():
     assert [format_age(each) for each in ages] == [
         *("1.5 s", "61 s", "119 s", "2 min", "119 min", "2 h", "2 days")
     ]
+
+
+def test_moment_has_a_date_if_it_is_half_a_day_away():
+    assert format_moment(61_500, 100_000) == "00:01:01 UTC"
+    assert format_moment(61_500, 90_000_000) == "1970-01-01 00:01:01 UTC"
+    assert format_moment(10**30, 0) == "1e+30 ms"
 
 
 def test_seconds_have_a_decimal_below_ten():

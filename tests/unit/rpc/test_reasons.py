@@ -13,6 +13,7 @@ import pytest
 
 from keylane.protocol.control import Health
 from keylane.protocol.errors import Fate, NotSentError, OutcomeUnknownError
+from keylane.rpc import http_network
 from keylane.rpc.reasons import reason
 
 
@@ -50,6 +51,23 @@ async def test_reason_says_refused_when_no_server_listens(network, host):
             await network.open_channel(address, timeout_ms=5_000)
         told = f"cannot reach the broker at {address}: connection refused"
         assert caught.value.message == told
+
+
+async def test_hint_names_keylane_dev_when_nothing_listens_at_its_address(network, monkeypatch):
+    """A server of another cluster, which somebody named, is to be started again."""
+    with socket.socket() as usual, socket.socket() as named:
+        addresses = []
+        for taken in (usual, named):
+            taken.bind(("127.0.0.1", 0))
+            addresses.append(f"127.0.0.1:{taken.getsockname()[1]}")
+        monkeypatch.setattr(http_network, "META_DEFAULT", addresses[0])
+        hints = []
+        for address in addresses:
+            with pytest.raises(NotSentError) as caught:
+                await network.control("GET", address, "/v1/health", Health, timeout_ms=5_000)
+            hints.append(caught.value.hint)
+    assert hints == [f"{NotSentError.hint} keylane dev starts a cluster.", NotSentError.hint]
+    assert "keylane dev" not in NotSentError.hint
 
 
 def shown(error: BaseException) -> str:

@@ -75,6 +75,13 @@ def test_largest_sums_what_it_leaves_out():
     assert largest({}, 3) == {}
 
 
+def test_largest_adds_what_it_leaves_out_to_a_sum_that_is_one_of_the_largest():
+    samples = {
+        (("subject", name),): value for name, value in ((OTHER, 9.0), ("a", 5.0), ("b", 1.0))
+    }
+    assert largest(samples, 2) == {(("subject", OTHER),): 10, (("subject", "a"),): 5}
+
+
 async def test_labels_are_escaped():
     """A quotation mark or a line break in a label does not break the format."""
     metrics = ServerMetrics("broker", SystemClock.boot_ns)
