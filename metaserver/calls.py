@@ -18,11 +18,12 @@ from ..rpc.network import Network
 from ..rpc.operating.probes import probe_routes
 from ..rpc.server import ControlRoute, Params, whole_number
 from .catalogue.service import Catalogue
-from .cluster.copy_sets import change_copy_set, promote_copy, set_copies
+from .cluster.copy_sets import change_copy_set, offer_place, promote_copy, set_copies
 from .cluster.queues import read_queues
 from .groups.operators import group_settings
 from .groups.service import GroupService
 from .groups.views import list_groups, read_group
+from .operations.balancing import Balancer
 from .operations.driver import OperationDriver
 from .operations.views import subject_history
 from .publications.service import PublicationService
@@ -45,6 +46,7 @@ def control_routes(
     removals: RemovalService,
     starts: StartService,
     publications: PublicationService,
+    balancer: Balancer,
 ) -> list[ControlRoute]:
     """Return the routes of all endpoints, except those that manage access."""
     return [
@@ -73,6 +75,13 @@ def control_routes(
         ),
         ControlRoute(endpoints.HEALTH, lambda _body, _: health()),
         *probe_routes(health),
+        ControlRoute(
+            endpoints.BALANCE,
+            lambda _body, params: balancer.plan(
+                [name for name in params.get("exclude", "").split(",") if name]
+            ),
+        ),
+        ControlRoute(endpoints.SET_BALANCE, lambda body, _: balancer.change(body)),
         ControlRoute(endpoints.VERIFY, lambda _body, _: verify_cluster(database, network)),
         ControlRoute(
             endpoints.RESET_GROUP,
@@ -129,6 +138,13 @@ def _subject_routes(database: Database, catalogue: Catalogue) -> list[ControlRou
         ),
         ControlRoute(
             endpoints.TAKE_OVER, lambda body, params: catalogue.take_over(params["group"], body)
+        ),
+        ControlRoute(
+            endpoints.OFFER_PLACE,
+            lambda body, params: catalogue.change_copies(offer_place, params["group"], body),
+        ),
+        ControlRoute(
+            endpoints.HAND_OVER, lambda body, params: catalogue.hand_over(params["group"], body)
         ),
         ControlRoute(endpoints.CREATE_SUBJECT, lambda body, _: catalogue.create_subject(body)),
         ControlRoute(endpoints.AUTO_CREATE, auto_create),
@@ -196,6 +212,7 @@ def _operation_routes(database: Database, operations: OperationDriver) -> list[C
             endpoints.OPERATIONS,
             lambda _body, params: operations.list_operations(params["subject"]),
         ),
+        ControlRoute(endpoints.WAITING_OPERATIONS, lambda _body, _: operations.list_waiting()),
         ControlRoute(
             endpoints.HISTORY,
             lambda _body, params: database.read(subject_history, params["subject"]),

@@ -36,6 +36,7 @@ from .sql.write_watch import WatchedDatabase
 if TYPE_CHECKING:
     from ..console.app import Console
     from .access.service import AccessService
+    from .operations.balancing import Balancer
 
 log = logging.getLogger("keylane.metaserver")
 
@@ -48,11 +49,13 @@ class RunningMetaserver:
         server: Server,
         periodic_work: asyncio.Task[None],
         served: ServedNetwork,
+        balancer: Balancer,
         access: AccessService | None = None,
     ) -> None:
         self._server = server
         self._periodic_work = periodic_work
         self._served = served
+        self._balancer = balancer
         self._access = access
 
     def apply_settings(self, settings: MetaserverSettings) -> None:
@@ -68,6 +71,7 @@ class RunningMetaserver:
             except ConfigError as error:
                 log.error("cannot reload the tokens: %s", error.message)
         self._served.adopt(settings)
+        self._balancer.apply_settings(settings)
 
     @property
     def address(self) -> str:
@@ -188,7 +192,9 @@ async def running_metaserver(
         periodic_work = asyncio.create_task(services.periodic_tasks.run())
         background = _start_background_tasks(metrics, access)
         try:
-            yield RunningMetaserver(server, periodic_work, served_network, access)
+            yield RunningMetaserver(
+                server, periodic_work, served_network, services.balancer, access
+            )
         finally:
             services.close()
             await console.close()

@@ -18,6 +18,7 @@ from .cluster.broker_watch import BrokerWatch
 from .groups.service import GroupService
 from .health import HealthyDatabase, MetaserverHealth
 from .membership import ClusterMember
+from .operations.balancing import Balancer
 from .operations.driver import OperationDriver
 from .periodic_tasks import PeriodicTasks
 from .publications.service import PublicationService
@@ -45,6 +46,7 @@ class Services:
     catalogue: Catalogue
     groups: GroupService
     operations: OperationDriver
+    balancer: Balancer
     periodic_tasks: PeriodicTasks
     health: MetaserverHealth
     routes: list[ControlRoute]
@@ -111,6 +113,14 @@ def build_services(
         rng=rng,
         after_step=after_step,
     )
+    balancer = Balancer(
+        database,
+        network,
+        settings,
+        operations,
+        holder=driver,
+        wait_until_settled=agreement.wait_until_settled,
+    )
     publications = PublicationService(
         database, settings, catalogue=catalogue, operations=operations, after_step=after_step
     )
@@ -136,7 +146,7 @@ def build_services(
         ],
         removals=removals,
         quick_duties=(announcer.run_once, starts.resume, resets.resume),
-        background=(agreement.run, BrokerWatch(database).run),
+        background=(agreement.run, BrokerWatch(database).run, balancer.run),
     )
     health = MetaserverHealth(database, member)
     routes = control_routes(
@@ -150,6 +160,7 @@ def build_services(
         removals=removals,
         starts=starts,
         publications=publications,
+        balancer=balancer,
     )
     why = WhyService(routes, network, clock=clock)
     routes += [why.route(), *(refusing_routes() if access is None else access.routes())]
@@ -158,6 +169,7 @@ def build_services(
         catalogue=catalogue,
         groups=groups,
         operations=operations,
+        balancer=balancer,
         periodic_tasks=periodic_tasks,
         health=health,
         routes=[

@@ -86,6 +86,16 @@ class MetaserverSettings(ServingSettings):
         default=5_000,
         metadata={"doc": "time after which another metaserver continues an abandoned operation"},
     )
+    balance: bool = field(
+        default=False,
+        metadata={
+            "doc": "partitions are moved between broker groups, one at a time, until these are "
+            "balanced"
+        },
+    )
+    balance_interval_ms: int = field(
+        default=60_000, metadata={"doc": "interval at which the next one is moved"}
+    )
     expire_ms: int = field(
         default=10_000,
         metadata={"doc": "interval between checks for data that retention has removed"},
@@ -209,6 +219,7 @@ _RANGES = {
     "poll_ms": (10, 60_000),
     "repair_ms": (100, 600_000),
     "operation_lease_ms": (100, 600_000),
+    "balance_interval_ms": (100, 86_400_000),
     "expire_ms": (100, 600_000),
     "group_expires_ms": (0, EXPIRES_MS_MAX),
     "hidden_expires_ms": (0, EXPIRES_MS_MAX),
@@ -225,6 +236,8 @@ _RANGES = {
 
 def _problems(values: Mapping[str, object]) -> list[str]:
     problems = range_problems(values, _RANGES)
+    if not isinstance(values.get("balance", False), bool):
+        problems.append("balance must be true or false")
     if not isinstance(values.get("data", Path()), Path):
         problems.append("data must be the path of a folder")
     url = values.get("database_url")
@@ -274,7 +287,11 @@ DATABASE_URL_VARIABLE = "KEYLANE_METASERVER_DATABASE_URL"
 SOURCES = SettingSources("metaserver", MetaserverSettings, _problems)
 """The sources of a metaserver's settings."""
 _TOKENS = ("admin_token_file", "admin_token_hash", "broker_token_hashes", "cluster_token_file")
-RELOADED = frozenset({"log_level", "audit_retention_ms", "audit_rows_max", *_TOKENS}) | RELOADED_TLS
+_BALANCE = ("balance", "balance_interval_ms")
+RELOADED = (
+    frozenset({"log_level", "audit_retention_ms", "audit_rows_max", *_BALANCE, *_TOKENS})
+    | RELOADED_TLS
+)
 """Settings that a running metaserver reloads on SIGHUP; all others require a restart. Files of
 tokens are read again even if their paths have not changed.
 """

@@ -38,7 +38,7 @@ from ...protocol.control import (
     hosted_limit,
     quiet_limit_ms,
 )
-from ...protocol.copies import CopySet, PromoteCopy, TakeOver
+from ...protocol.copies import CopySet, HandedOver, HandOver, PromoteCopy, TakeOver
 from ...protocol.errors import (
     ConflictError,
     FolderRefusedError,
@@ -66,7 +66,7 @@ from ..cluster.brokers import (
     store_refusal,
     store_report,
 )
-from ..cluster.copy_sets import promote_copy, read_copy_set
+from ..cluster.copy_sets import check_no_operation, promote_copy, read_copy_set
 from ..cluster.lost_database import has_higher_id, is_empty
 from ..cluster.removals import deletion_expires, extend_deletion_record
 from ..cluster.rows import SubjectRow
@@ -201,7 +201,7 @@ class Catalogue:
                 await self._check_no_copy(report)
                 changed_ids = await self._database.write_urgent(store_report, report, ttl_ms=ttl_ms)
             except FolderRefusedError as error:
-                if not await self._is_outdated(report):
+                if not (await self._steps_back(report) or await self._is_outdated(report)):
                     await self._database.write(store_refusal, report, error.message, ttl_ms=ttl_ms)
                 raise
             self._wakeups.wake(await self._database.read(subject_names, changed_ids))
@@ -266,6 +266,19 @@ class Catalogue:
                 broker_group=report.broker_group,
                 address=known_broker.address,
             )
+
+    async def _steps_back(self, report: BrokerHeartbeat) -> bool:
+        """Return True if a refused broker needs no operator: another one of its folder serves, and
+        it becomes a copy of that by itself.
+        """
+        known_broker = await self._database.read(find_broker, report.broker_group)
+        return (
+            report.steps_back
+            and known_broker is not None
+            and known_broker.broker_id == report.broker_id
+            and known_broker.alive
+            and known_broker.address != report.address
+        )
 
     async def _is_outdated(self, report: BrokerHeartbeat) -> bool:
         """
@@ -343,15 +356,18 @@ class Catalogue:
 
     async def take_over(self, broker_group: str, request: TakeOver) -> CopySet:
         """
-        Let a copy take the place of a broker that is gone: it has been silent for its ttl, or its
-        machine refuses connections.
+        Let a copy take the place of a broker that hands over to it or is gone: it has been silent
+        for its ttl, or its machine refuses connections.
 
         Raises:
             NotFoundError, FolderRefusedError
             ConflictError: the broker serves, or acks did not wait for the copy.
         """
         broker = await self._database.read(find_broker, broker_group)
-        is_gone = broker is not None and broker.alive and await self._is_gone(broker.address)
+        is_gone = False
+        if broker is not None and broker.alive:
+            is_offered = (await self.read_copies(broker_group)).handing_to == request.copy_id
+            is_gone = not is_offered and await self._is_gone(broker.address)
         stored = await self._database.write_urgent(
             promote_copy,
             broker_group,
@@ -362,12 +378,32 @@ class Catalogue:
             start_ms=TAKE_OVER_START_MS,
         )
         log.warning(
-            "copy %s takes the place of the data folder of broker group %s, in term %d",
+            "copy %s takes the place of the broker of group %s%s, in term %d",
             request.copy_id,
             broker_group,
+            "" if broker is None else f" at {broker.address}",
             stored.term,
         )
         return stored
+
+    async def hand_over(self, broker_group: str, request: HandOver) -> HandedOver:
+        """
+        Let the broker of a group hand over to a copy.
+
+        Raises:
+            NotFoundError: there is no such group, or no such copy.
+            ConflictError: there is no copy that could take the place, or not this one.
+            BusyError: the broker hands over already, or an operation changes its partitions.
+            UnavailableError: the copy has not taken the place in time; the broker goes on.
+            UnreachableError: the broker cannot be asked.
+        """
+        await self.read_copies(broker_group)
+        await self._database.read(check_no_operation, broker_group)
+        broker = await self._database.read(find_broker, broker_group)
+        assert broker is not None
+        return await BrokerClient(self._network, broker.address).control(
+            endpoints.GIVE_PLACE, request
+        )
 
     async def _is_gone(self, address: str) -> bool:
         """Return True if the machine of a broker says that no program listens at its address."""

@@ -62,7 +62,12 @@ def describe_changes(
         elif known is not None and before is None:
             lines.append(_Line(logging.INFO, f"{name} is registered at {view.address}"))
         elif before is not None and not before.available:
-            lines.append(_Line(logging.WARNING, f"{name} is heard again, at {view.address}"))
+            text = (
+                f"{name} is heard again, at {view.address}"
+                if before.address == view.address
+                else f"{name} is served at {view.address} now, in place of {before.address}"
+            )
+            lines.append(_Line(logging.WARNING, text))
         elif before is not None and before.address != view.address:
             lines.append(_Line(logging.INFO, f"{name} has moved to {view.address}"))
     return lines

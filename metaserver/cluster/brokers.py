@@ -523,6 +523,12 @@ def broker_views(connection: Connection) -> list[BrokerView]:
             brokers.c.problem,
             sa.func.coalesce(copy_sets.c.wanted, 1).label("wanted"),
             sa.func.coalesce(copy_sets.c.members, "[]").label("members"),
+            sa.exists()
+            .where(
+                partitions.c.broker_group == brokers.c.broker_group,
+                partitions.c.state != PartitionState.EXPIRED,
+            )
+            .label("has_partitions"),
         )
         .outerjoin(copy_sets, copy_sets.c.broker_group == brokers.c.broker_group)
         .order_by(brokers.c.broker_group)
@@ -539,6 +545,7 @@ def broker_views(connection: Connection) -> list[BrokerView]:
             problem=row.problem,
             folders_wanted=row.wanted,
             folders=1 + len(msgspec.json.decode(row.members)),
+            has_partitions=bool(row.has_partitions),
         )
         for row in connection.execute(query)
     ]

@@ -7,6 +7,7 @@ Invariants
     gives up what it lacks. A promotion raises the term. The others of the set have what was acked
     too, and stay, unless something was given up. The broker before can ack nothing more if the copy
     was in its set, because it cannot take it out; otherwise once it hears of the term.
+    A broker that lives is replaced only by the copy to which it hands over.
 """
 
 from __future__ import annotations
@@ -18,10 +19,23 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 from sqlalchemy.engine import Connection
 
-from ...protocol.copies import ChangeCopySet, CopySet, PromoteCopy, SetCopies
-from ...protocol.errors import ConflictError, FolderRefusedError, Reason
-from ..sql.dialect import insert_or_replace, now_ms
-from ..sql.schema import brokers, copy_sets
+from ...protocol.copies import (
+    HAND_OVER_MS,
+    ChangeCopySet,
+    CopySet,
+    OfferPlace,
+    PromoteCopy,
+    SetCopies,
+)
+from ...protocol.errors import (
+    BusyError,
+    ConflictError,
+    FolderRefusedError,
+    InvalidRequestError,
+    Reason,
+)
+from ..sql.dialect import insert_new, now_ms
+from ..sql.schema import brokers, copy_sets, operations, partitions, steps, subjects
 from .brokers import (
     find_broker,
     lock_broker_query,
@@ -38,12 +52,23 @@ def read_copy_set(connection: Connection, broker_group: str) -> CopySet:
 
 
 def set_copies(connection: Connection, broker_group: str, request: SetCopies) -> CopySet:
-    """Set how many data folders a broker group is to have. Raises NotFoundError."""
+    """
+    Set how many data folders a broker group is to have.
+
+    Raises:
+        NotFoundError
+        InvalidRequestError: more of them are to have each message than there are to be.
+    """
+    least = request.least or (2 if request.wanted > 2 else 1)
+    if least > request.wanted:
+        raise InvalidRequestError(
+            f"{least} data folders cannot have each message where {request.wanted} are wanted"
+        )
     _lock_broker(connection, broker_group)
     stored = _read(connection, broker_group)
-    if stored.wanted == request.wanted:
+    if (stored.wanted, stored.least) == (request.wanted, least):
         return stored
-    return _store(connection, broker_group, replace(stored, wanted=request.wanted))
+    return _store(connection, broker_group, replace(stored, wanted=request.wanted, least=least))
 
 
 def change_copy_set(connection: Connection, broker_group: str, request: ChangeCopySet) -> CopySet:
@@ -54,14 +79,7 @@ def change_copy_set(connection: Connection, broker_group: str, request: ChangeCo
         NotFoundError
         ConflictError: the broker's opening of the data folder is not the newest one.
     """
-    broker = _lock_broker(connection, broker_group)
-    if (broker.broker_id, broker.opening) != (request.broker_id, request.opening):
-        raise ConflictError(
-            Reason.COPY_SET_TAKEN,
-            f"the data folder of broker group {broker_group!r} was opened elsewhere since",
-            broker_group=broker_group,
-        )
-    stored = _read(connection, broker_group)
+    stored = _read_of_opening(connection, broker_group, request)
     if request.durable_end > stored.durable_end and stored.version:
         stored = replace(stored, durable_end=request.durable_end)
         _write(connection, broker_group, stored)
@@ -75,6 +93,50 @@ def change_copy_set(connection: Connection, broker_group: str, request: ChangeCo
         # folder may take messages now that the promoted copy lacks.
         return _store(connection, broker_group, replace(stored, promoted=""))
     return stored
+
+
+def offer_place(connection: Connection, broker_group: str, request: OfferPlace) -> CopySet:
+    """
+    Let a copy of the set take the place of a broker that lives, for HAND_OVER_MS, or withdraw that.
+
+    Raises:
+        NotFoundError
+        ConflictError: the broker's opening of the data folder is not the newest one, or acks do not
+            wait for the copy.
+        BusyError: the broker hands over to another copy.
+    """
+    stored = _read_of_opening(connection, broker_group, request)
+    if request.copy_id:
+        if request.term != stored.term or request.copy_id not in stored.members:
+            raise ConflictError(
+                Reason.COPY_NOT_READY,
+                f"acks of broker group {broker_group!r} do not wait for copy {request.copy_id}",
+                broker_group=broker_group,
+            )
+        if stored.handing_to not in {"", request.copy_id}:
+            raise BusyError(
+                Reason.HAND_OVER_RUNNING,
+                f"broker group {broker_group!r} is handed over to copy {stored.handing_to}",
+                broker_group=broker_group,
+            )
+    return _store_offer(connection, broker_group, replace(stored, handing_to=request.copy_id))
+
+
+def check_no_operation(connection: Connection, broker_group: str) -> None:
+    """Raise BusyError if a resize, a move or another operation changes partitions of the broker
+    group.
+    """
+    query = (
+        sa.select(operations.c.operation_id, subjects.c.name)
+        .join(steps, steps.c.operation_id == operations.c.operation_id)
+        .join(partitions, partitions.c.partition_id == steps.c.partition_id)
+        .join(subjects, subjects.c.subject_id == operations.c.subject_id)
+        .where(operations.c.running.is_not(None), partitions.c.broker_group == broker_group)
+        .order_by(operations.c.operation_id)
+    )
+    row = connection.execute(query).first()
+    if row is not None:
+        raise BusyError(Reason.OPERATION_RUNNING, subject=row.name, operation_id=row.operation_id)
 
 
 def promote_copy(
@@ -112,7 +174,8 @@ def promote_copy(
     is_repeated = stored.promoted == request.copy_id and request.log_end >= stored.durable_end
     if is_repeated and (broker.opening == request.copy_id or not broker.alive):
         return stored
-    if broker.alive and (stored.promoted or broker.address != gone_from):
+    is_offered = stored.handing_to == request.copy_id
+    if broker.alive and not is_offered and (stored.promoted or broker.address != gone_from):
         where = f"was given to copy {stored.promoted}" if stored.promoted else "is served"
         raise ConflictError(
             Reason.BROKER_SERVES, f"broker group {broker_group} {where} at {broker.address}"
@@ -151,7 +214,25 @@ def promote_copy(
             f"the copy {request.copy_id} {problem}",
             broker_group=broker_group,
         )
-    return _store(connection, broker_group, promoted)
+    if stored.handing_to:
+        _store_offer(connection, broker_group, replace(stored, handing_to=""))
+    return _store(connection, broker_group, replace(promoted, handing_to=""))
+
+
+def _read_of_opening(
+    connection: Connection, broker_group: str, request: ChangeCopySet | OfferPlace
+) -> CopySet:
+    """Lock the broker group, and return its copies if its newest opening asks. Raises NotFoundError
+    and ConflictError.
+    """
+    broker = _lock_broker(connection, broker_group)
+    if (broker.broker_id, broker.opening) != (request.broker_id, request.opening):
+        raise ConflictError(
+            Reason.COPY_SET_TAKEN,
+            f"the data folder of broker group {broker_group!r} was opened elsewhere since",
+            broker_group=broker_group,
+        )
+    return _read(connection, broker_group)
 
 
 def _lock_broker(connection: Connection, broker_group: str) -> sa.Row[Any]:
@@ -165,18 +246,29 @@ def _lock_broker(connection: Connection, broker_group: str) -> sa.Row[Any]:
 
 
 def _read(connection: Connection, broker_group: str) -> CopySet:
-    query = sa.select(copy_sets).where(copy_sets.c.broker_group == broker_group)
+    is_offered = (copy_sets.c.handing_until > now_ms()).label("is_offered")
+    query = sa.select(copy_sets, is_offered).where(copy_sets.c.broker_group == broker_group)
     row = connection.execute(query).one_or_none()
     if row is None:
         return CopySet()
     return CopySet(
         wanted=row.wanted,
+        least=row.least,
         members=msgspec.json.decode(row.members, type=tuple[str, ...]),
         term=row.term,
         version=row.version,
         promoted=row.promoted,
         durable_end=row.durable_end,
+        handing_to=row.handing_to if row.is_offered else "",
     )
+
+
+def _store_offer(connection: Connection, broker_group: str, stored: CopySet) -> CopySet:
+    values = {"handing_to": stored.handing_to, "handing_until": now_ms() + HAND_OVER_MS}
+    connection.execute(
+        sa.update(copy_sets).where(copy_sets.c.broker_group == broker_group).values(values)
+    )
+    return stored
 
 
 def _store(connection: Connection, broker_group: str, changed: CopySet) -> CopySet:
@@ -189,10 +281,14 @@ def _write(connection: Connection, broker_group: str, stored: CopySet) -> None:
     values = {
         "broker_group": broker_group,
         "wanted": stored.wanted,
+        "least": stored.least,
         "members": msgspec.json.encode(stored.members).decode(),
         "term": stored.term,
         "version": stored.version,
         "promoted": stored.promoted,
         "durable_end": stored.durable_end,
     }
-    insert_or_replace(connection, copy_sets, [values])
+    insert_new(connection, copy_sets, values)
+    connection.execute(
+        sa.update(copy_sets).where(copy_sets.c.broker_group == broker_group).values(values)
+    )

@@ -275,6 +275,7 @@ def read_group(connection: Connection, subject: str, group: str) -> GroupView:
                 suspended=session.suspended,
                 filter=session.filter,
                 unreached=tuple(session.unreached.split()),
+                session=session.session,
             )
             for session in live_sessions.values()
         ),

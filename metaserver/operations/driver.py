@@ -89,7 +89,7 @@ from .states import (
     next_action,
     waiting_reason,
 )
-from .views import operation_views, subject_operations
+from .views import operation_views, subject_operations, waiting_operations
 
 log = logging.getLogger("keylane.metaserver")
 
@@ -355,6 +355,10 @@ class OperationDriver:
         """Return the latest operations of a subject, newest first. Raises SubjectUnknownError."""
         views = await self._database.read(subject_operations, subject)
         return OperationList(operations=[await self._add_waiting_reason(view) for view in views])
+
+    async def list_waiting(self) -> OperationList:
+        """Return the latest operations of all subjects that wait, newest first."""
+        return OperationList(operations=await self._database.read(waiting_operations))
 
     async def _add_waiting_reason(self, view: OperationView) -> OperationView:
         """Add the reason why the operation is waiting if no driver has stored one, for example

@@ -281,6 +281,10 @@ _update_operation = sa.update(operations).where(
     operations.c.operation_id == sa.bindparam("of_operation")
 )
 """Updates the columns named by its parameters."""
+_note_wait = _update_operation.values(
+    problem=sa.bindparam("why"),
+    waiting_since=sa.func.coalesce(operations.c.waiting_since, calendar_ms()),
+)
 
 
 _subject_id_query = sa.select(operations.c.subject_id).where(
@@ -347,7 +351,12 @@ def cancel_operation(connection: Connection, operation_id: int) -> None:
     connection.execute(
         sa.update(steps).where(is_in_operation).values(action=StepAction.SEAL, done=False)
     )
-    canceled_values = {"state": OperationState.CANCELED, "problem": "", "running": None}
+    canceled_values = {
+        "state": OperationState.CANCELED,
+        "problem": "",
+        "waiting_since": None,
+        "running": None,
+    }
     released_lease = {"driver": None, "driven_until": 0}
     connection.execute(
         _update_operation, {"of_operation": operation_id} | canceled_values | released_lease
@@ -408,8 +417,12 @@ def finish_round(
         problem = ""
     if RULES[operation.state].action is None:
         problem = ""  # another driver has finished the operation
-    values = {"of_operation": operation_id, "problem": problem[:PROBLEM_CHARS_MAX]}
-    connection.execute(_update_operation, values)
+    if problem:
+        values = {"of_operation": operation_id, "why": problem[:PROBLEM_CHARS_MAX]}
+        connection.execute(_note_wait, values)
+    else:
+        values = {"of_operation": operation_id, "problem": "", "waiting_since": None}
+        connection.execute(_update_operation, values)
     return operation.state
 
 

@@ -19,11 +19,15 @@ from ...protocol.operations import (
 from ..cluster.losses import read_losses
 from ..cluster.partitions import BY_ID, PartitionFilter, read_partitions
 from ..cluster.subjects import open_subject_row
+from ..cluster.unfinished import UNFINISHED_STATES
 from ..sql.dialect import begin_snapshot
 from ..sql.schema import brokers, operations, partition_parents, partitions, steps, subjects
 from .states import split_parents_and_children
 
 OPERATIONS_SHOWN_MAX = 100
+_WAITING_STATES = tuple(
+    state for state in UNFINISHED_STATES if state is not OperationState.CANCELED
+)
 
 
 def subject_operations(connection: Connection, name: str) -> list[OperationView]:
@@ -32,6 +36,17 @@ def subject_operations(connection: Connection, name: str) -> list[OperationView]
     query = (
         sa.select(operations.c.operation_id)
         .where(operations.c.subject_id == row.subject_id)
+        .order_by(operations.c.operation_id.desc())
+        .limit(OPERATIONS_SHOWN_MAX)
+    )
+    return operation_views(connection, connection.execute(query).scalars().all())
+
+
+def waiting_operations(connection: Connection) -> list[OperationView]:
+    """Return the latest operations of all subjects that wait, newest first."""
+    query = (
+        sa.select(operations.c.operation_id)
+        .where(operations.c.state.in_(_WAITING_STATES), operations.c.problem != "")
         .order_by(operations.c.operation_id.desc())
         .limit(OPERATIONS_SHOWN_MAX)
     )
@@ -100,6 +115,7 @@ def _build_view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> Oper
             if steps_by_partition[partition_id].abandoned
         ),
         problem=row.problem,
+        waiting_since_ms=row.waiting_since,
         losses=read_losses(
             connection,
             [partition_id for partition_id in sealed_ids if steps_by_partition[partition_id].lost],

@@ -28,6 +28,10 @@ from .schema import (
 )
 
 BOOT = "boot"
+AWAY_MS_MIN = 3_000
+"""A shorter time without the database does not count as an outage, in milliseconds. It is longer
+than the pauses between the periodic reads of a metaserver.
+"""
 
 
 def restart_times_after_boot(connection: Connection, boot: str, *, broker_ttl_ms: int) -> bool:
@@ -46,6 +50,40 @@ def restart_times_after_boot(connection: Connection, boot: str, *, broker_ttl_ms
     restart_times(connection, broker_ttl_ms=broker_ttl_ms)
     insert_or_replace(connection, facts, {"name": BOOT, "value": boot})
     return True
+
+
+def give_time_back(connection: Connection, *, away_ms: int | None, broker_ttl_ms: int) -> int:
+    """
+    Give sessions and brokers the time back in which no metaserver reached the database, because
+    they could not be renewed.
+
+    Args:
+        away_ms: how long this metaserver has not reached the database; None: it has just started.
+        broker_ttl_ms: the ttl that brokers get.
+
+    Returns:
+        The length of the outage in milliseconds, which began at the last renewal of any session; 0
+        if there was none. Everybody gets twice that time, but no more than its ttl: who was alive
+        then has as much time left as the outage took, and who is dead does not stay because the
+        connection of a metaserver breaks again and again.
+    """
+    last_renewal = sa.func.max(sessions.c.expires_at - sessions.c.ttl_ms)
+    silence = sa.select(now_ms() - last_renewal)
+    silent_ms: int | None = connection.execute(silence).scalar_one_or_none()
+    if silent_ms is None:
+        return 0
+    outage_ms = silent_ms if away_ms is None else min(away_ms, silent_ms)
+    if away_ms is not None and outage_ms < AWAY_MS_MIN:
+        return 0
+    was_alive = brokers.c.expires_at + outage_ms >= now_ms()  # others were silent before
+    for table, ttl_ms, is_given in (
+        (sessions, sessions.c.ttl_ms, sa.true()),
+        (brokers, sa.literal(broker_ttl_ms), was_alive),
+    ):
+        extended, whole = table.c.expires_at + 2 * outage_ms, now_ms() + ttl_ms
+        expires_at = sa.case((extended < whole, extended), else_=whole)
+        connection.execute(sa.update(table).where(is_given).values(expires_at=expires_at))
+    return outage_ms
 
 
 def restart_times(connection: Connection, *, broker_ttl_ms: int) -> None:

@@ -57,6 +57,11 @@ class ClockWatch:
             self._last_reading = reading
         return 0
 
+    def unread_ms(self, now_ms: int) -> int:
+        """Return how long the clock was not read, in milliseconds; 0 if it never was."""
+        last_reading = self._last_reading
+        return 0 if last_reading is None else now_ms - last_reading.received_ms
+
     def restart(self) -> None:
         """Forget earlier readings, because the stored times have been adapted to a jump."""
         self._last_reading = None

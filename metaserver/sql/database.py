@@ -31,7 +31,7 @@ from ...protocol.errors import ConfigError, DataFolderError, MissingExtraError
 from ...protocol.errors.failures import open_files_error
 from ...protocol.membership.versions import VERSION
 from ...protocol.text import UNREADABLE_URL
-from .clock_restart import restart_times_after_boot
+from .clock_restart import give_time_back, restart_times_after_boot
 from .cluster_facts import open_cluster
 from .dialect import BUSY_MS, prepare_sqlite
 from .group_write import GroupCommitWriter
@@ -228,6 +228,7 @@ async def open_database(
         await database.write_long(open_cluster, program=program, cluster=cluster, before=before)
         if database.name == "sqlite":
             await database.write(restart_times_after_boot, boot, broker_ttl_ms=broker_ttl_ms)
+        await database.write(give_time_back, away_ms=None, broker_ttl_ms=broker_ttl_ms)
         if isinstance(database, SqliteDatabase):
             database.remember_file(Path(location.database or ""))
         yield database

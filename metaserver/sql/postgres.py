@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from ...protocol.clock import Clock
 from ...protocol.errors import ConfigError, KeylaneError
-from .clock_restart import restart_times
+from .clock_restart import AWAY_MS_MIN, give_time_back, restart_times
 from .clock_watch import ClockReading, ClockWatch
 from .dialect import now_ms
 from .transactions import READ_ONLY, TransactionRunner, storage_error
@@ -54,6 +54,14 @@ of an hour. The limit is longer than IDLE_MS, for which another metaserver may h
 also a third of the default ttl, so that the next heartbeat is in time to keep a lease.
 """
 _now_query = sa.select(now_ms())
+
+
+class _DatabaseAwayError(Exception):
+    """Raised to roll back a transaction when the database was not reached for a long time."""
+
+    def __init__(self, for_ms: int) -> None:
+        super().__init__(for_ms)
+        self.for_ms = for_ms
 
 
 class _ClockJumpedError(Exception):
@@ -188,6 +196,11 @@ class PostgresDatabase:
         self._boot_ms = clock.boot_ms
         self._watch = ClockWatch()
         self._restart_times = partial(restart_times, broker_ttl_ms=broker_ttl_ms)
+        self._give_time_back = partial(give_time_back, broker_ttl_ms=broker_ttl_ms)
+        self._away_ms = 0
+        """The longest time, in milliseconds, for which the database's clock was not read, and which
+        was not given back yet.
+        """
         self._restart_lock = asyncio.Lock()
         self._restart_count = 0
 
@@ -260,10 +273,17 @@ class PostgresDatabase:
         **kwargs: P.kwargs,
     ) -> T:
         """Run a writing transaction that checks the clock before and after its work."""
+        is_repeated = False
 
         def checked(connection: Connection) -> T:
+            nonlocal is_repeated
             self._check_clock(connection)
-            return self._run_checked(connection, work, *args, **kwargs)
+            self._check_reached()
+            result = self._run_checked(connection, work, *args, **kwargs)
+            if not is_repeated:  # one that takes long by itself is not repeated for ever
+                is_repeated = True
+                self._check_reached()  # its work may have ended sessions after an outage within it
+            return result
 
         return await self._run(engine, checked)
 
@@ -301,6 +321,8 @@ class PostgresDatabase:
                 return await self._transactions.run(engine, work, read_only=read_only)
             except _ClockJumpedError as jumped:
                 await self._restart_once(restarts_before, jumped.by_ms)
+            except _DatabaseAwayError as away:
+                await self._give_back_once(restarts_before, away.for_ms)
 
     async def _restart_once(self, restarts_before: int, jump_ms: int) -> None:
         """Restart the stored times after a jump, once for all transactions that detected it."""
@@ -311,6 +333,22 @@ class PostgresDatabase:
                 )
                 await self._transactions.run(self._engine, self._restart_times)
                 self._watch.restart()
+                self._restart_count += 1
+
+    async def _give_back_once(self, restarts_before: int, away_ms: int) -> None:
+        """Give the time of an outage back, once for all transactions that noticed it."""
+        async with self._restart_lock:
+            if self._restart_count == restarts_before:
+                outage_ms = await self._transactions.run(
+                    self._engine, partial(self._give_time_back, away_ms=away_ms)
+                )
+                if outage_ms:
+                    log.warning(
+                        "no metaserver reached the database for %.1f s: sessions and brokers that "
+                        "were alive then get that time back",
+                        outage_ms / 1000,
+                    )
+                self._away_ms = 0
                 self._restart_count += 1
 
     def _run_checked(
@@ -333,9 +371,18 @@ class PostgresDatabase:
         """Raise _ClockJumpedError if the database's clock has jumped since the last reading."""
         sent_ms = self._boot_ms()
         database_ms = connection.execute(_now_query).scalar_one()
-        jump_ms = self._watch.jump_ms(ClockReading(sent_ms, database_ms, self._boot_ms()))
+        reading = ClockReading(sent_ms, database_ms, self._boot_ms())
+        self._away_ms = max(self._away_ms, self._watch.unread_ms(reading.received_ms))
+        jump_ms = self._watch.jump_ms(reading)
         if jump_ms:
             raise _ClockJumpedError(jump_ms)
+
+    def _check_reached(self) -> None:
+        """Raise _DatabaseAwayError if the clock was not read for a long time, until that time was
+        given back.
+        """
+        if self._away_ms >= AWAY_MS_MIN:
+            raise _DatabaseAwayError(self._away_ms)
 
     async def close(self) -> None:
         """Wait for the running transactions, then close all connections."""

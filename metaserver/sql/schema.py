@@ -161,6 +161,13 @@ copy_sets = Table(
         comment="number of data folders, with the broker's own",
     ),
     Column(
+        "least",
+        Integer,
+        nullable=False,
+        server_default="1",
+        comment="number of folders that must have what is acked",
+    ),
+    Column(
         "members",
         String(1024),
         nullable=False,
@@ -175,6 +182,8 @@ copy_sets = Table(
         comment="copy that was promoted last, until a broker serves again",
     ),
     Column("durable_end", BigInteger, nullable=False, comment="end of the durable log, in bytes"),
+    Column("handing_to", String(64), nullable=True, comment="copy that may take the place now"),
+    Column("handing_until", BigInteger, nullable=True, comment="calendar of the database, ms"),
     comment="copies of broker groups",
 )
 
@@ -321,6 +330,9 @@ operations = Table(
     Column("state", String(8), nullable=False, index=True),
     Column("without_source", Boolean, nullable=False),
     Column("problem", String(1024), nullable=False, comment="why the operation waits"),
+    Column(
+        "waiting_since", BigInteger, comment="calendar of the database, ms; none: does not wait"
+    ),
     Column("running", BigInteger, unique=True, comment="its subject until the route has changed"),
     Column("driver", String(64), comment="the metaserver that drives it"),
     Column("driven_until", BigInteger, nullable=False, comment="another may drive it from then on"),

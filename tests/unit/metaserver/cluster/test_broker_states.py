@@ -14,7 +14,7 @@ from keylane.metaserver.cluster.brokers import (
     store_report,
 )
 from keylane.metaserver.cluster.subjects import plan_subject
-from keylane.metaserver.sql.schema import lost_folders
+from keylane.metaserver.sql.schema import lost_folders, partitions
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject
 from keylane.protocol.errors import Reason
 from keylane.protocol.membership.views import BrokerView
@@ -83,6 +83,18 @@ def test_creation_says_of_each_broker_why_it_can_take_no_partition(rows: Rows) -
     others = rows.run(no_host_error, excluded="g2")
     assert "no other broker group" in others.message
     assert "g2" not in others.message
+
+
+def test_view_says_whether_a_broker_has_partitions_that_have_not_expired(rows: Rows) -> None:
+    report(rows, "g1")
+    rows.run(plan_subject, CreateSubject(subject="s"), subjects_max=10)
+    report(rows, "g2")
+    assert {name: view.has_partitions for name, view in views(rows).items()} == {
+        "g1": True,
+        "g2": False,
+    }
+    rows.run(lambda connection: connection.execute(sa.update(partitions).values(state="expired")))
+    assert not views(rows)["g1"].has_partitions
 
 
 def test_creation_says_that_no_broker_has_reported_itself_yet(rows: Rows) -> None:

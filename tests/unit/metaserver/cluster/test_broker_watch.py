@@ -38,6 +38,12 @@ def test_broker_at_another_address_has_moved() -> None:
     assert lines(VIEW, moved) == [(logging.INFO, "broker group g1 has moved to b:7101")]
 
 
+def test_broker_in_place_of_a_silent_one_is_named_with_both_addresses() -> None:
+    taken = replace(VIEW, address="b:7101")
+    text = "broker group g1 is served at b:7101 now, in place of a:7101"
+    assert lines(SILENT, taken) == [(logging.WARNING, text)]
+
+
 def test_first_look_names_only_silent_brokers() -> None:
     assert describe_changes(None, [VIEW]) == []
     (line,) = describe_changes(None, [SILENT])

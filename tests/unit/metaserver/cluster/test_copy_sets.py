@@ -8,14 +8,29 @@ from keylane.metaserver.backup.rows import store_rows
 from keylane.metaserver.cluster.brokers import broker_views, forget_copies, store_report
 from keylane.metaserver.cluster.copy_sets import (
     change_copy_set,
+    check_no_operation,
+    offer_place,
     promote_copy,
     read_copy_set,
     set_copies,
 )
 from keylane.metaserver.cluster.subjects import plan_subject
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject
-from keylane.protocol.copies import ChangeCopySet, CopySet, PromoteCopy, SetCopies
-from keylane.protocol.errors import FolderRefusedError, NotFoundError, Reason
+from keylane.protocol.copies import (
+    HAND_OVER_MS,
+    ChangeCopySet,
+    CopySet,
+    OfferPlace,
+    PromoteCopy,
+    SetCopies,
+)
+from keylane.protocol.errors import (
+    FolderRefusedError,
+    InvalidRequestError,
+    NotFoundError,
+    Reason,
+)
+from keylane.protocol.operations import OperationKind, Reshape
 from support.raising import raises
 from support.sql.rows import Rows
 
@@ -80,6 +95,25 @@ def test_group_has_one_folder_until_more_are_wanted(rows: Rows) -> None:
     assert rows.run(set_copies, "g1", SetCopies(wanted=2)) == stored
     with pytest.raises(NotFoundError):
         rows.run(read_copy_set, "g2")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "least", "stored"), [(1, None, 1), (2, None, 1), (3, None, 2), (5, 1, 1), (2, 2, 2)]
+)
+def test_acks_need_two_folders_of_three_unless_another_number_is_given(
+    rows: Rows, wanted: int, least: int | None, stored: int
+) -> None:
+    assert rows.run(set_copies, "g1", SetCopies(wanted=wanted, least=least)).least == stored
+    assert rows.run(read_copy_set, "g1").least == stored
+
+
+def test_more_folders_than_wanted_cannot_be_needed(rows: Rows) -> None:
+    before = rows.run(set_copies, "g1", SetCopies(wanted=3))
+    with pytest.raises(
+        InvalidRequestError, match="3 data folders cannot have each message where 2"
+    ):
+        rows.run(set_copies, "g1", SetCopies(wanted=2, least=3))
+    assert rows.run(read_copy_set, "g1") == before
 
 
 def test_set_is_changed_only_from_the_version_that_its_broker_knows(rows: Rows) -> None:
@@ -227,6 +261,7 @@ def test_set_is_empty_in_a_restored_database() -> None:
     stored = {
         "broker_group": "g1",
         "wanted": 3,
+        "least": 2,
         "members": '["a"]',
         "term": 2,
         "version": 5,
@@ -237,5 +272,82 @@ def test_set_is_empty_in_a_restored_database() -> None:
     rows.run(store_rows, [("copy_sets", stored)], route_version=1, broker_ttl_ms=TTL_MS)
     report(rows, "o1")
     restored = rows.run(read_copy_set, "g1")
-    assert (restored.wanted, restored.members, restored.term, restored.promoted) == (3, (), 2, "")
+    assert (restored.wanted, restored.least) == (3, 2)
+    assert (restored.members, restored.term, restored.promoted) == ((), 2, "")
     assert restored.version > 1_000, "a proposal that is under way comes too late"
+
+
+# ── hand-over ─────────────────────────────────────────────────────────────────────────────────────
+def offer(rows: Rows, copy_id: str, *, opening: str = "o1", term: int = 0) -> CopySet:
+    request = OfferPlace(broker_id="folder", opening=opening, term=term, copy_id=copy_id)
+    return rows.run(offer_place, "g1", request)
+
+
+@pytest.fixture
+def pair(rows: Rows) -> Rows:
+    """A broker that lives, with the copies a and b."""
+    rows.run(set_copies, "g1", SetCopies(wanted=3))
+    change(rows, "a", "b", version=1, durable_end=500)
+    return rows
+
+
+def test_place_of_a_broker_that_lives_goes_to_the_copy_that_it_is_offered_to(pair: Rows) -> None:
+    assert offer(pair, "a").handing_to == "a" == pair.run(read_copy_set, "g1").handing_to
+    with raises(Reason.BROKER_SERVES):
+        promote(pair, "b")
+    taken = promote(pair, "a", start_ms=5_000)
+    assert (taken.term, taken.promoted, taken.members) == (1, "a", ("b",))
+    assert taken.handing_to == "" == pair.run(read_copy_set, "g1").handing_to
+    with raises(Reason.COPY_SET_TAKEN):
+        offer(pair, "b")
+    with raises(Reason.BROKER_SERVES):
+        promote(pair, "b")
+
+
+def test_offer_survives_the_broker_s_other_changes_of_the_set(pair: Rows) -> None:
+    offer(pair, "a")
+    change(pair, "a", "b", version=2, durable_end=600)
+    assert pair.run(read_copy_set, "g1").handing_to == "a"
+
+
+def test_offer_ends_when_it_is_withdrawn_or_its_time_is_over(pair: Rows) -> None:
+    offer(pair, "a")
+    assert offer(pair, "").handing_to == ""
+    with raises(Reason.BROKER_SERVES):
+        promote(pair, "a")
+    offer(pair, "a")
+    pair.clock.advance(HAND_OVER_MS + 1)
+    assert pair.run(read_copy_set, "g1").handing_to == ""
+    with raises(Reason.BROKER_SERVES):
+        promote(pair, "a")
+
+
+def test_copy_that_lacks_something_gets_no_place_that_it_is_offered(pair: Rows) -> None:
+    offer(pair, "a")
+    with raises(Reason.COPY_LACKS_ACKED):
+        promote(pair, "a", log_end=499)
+    assert pair.run(read_copy_set, "g1").term == 0
+
+
+def test_place_is_offered_to_one_copy_of_the_set_by_the_newest_opening(pair: Rows) -> None:
+    with raises(Reason.COPY_NOT_READY):
+        offer(pair, "c")
+    with raises(Reason.COPY_NOT_READY):
+        offer(pair, "a", term=3)
+    with raises(Reason.COPY_SET_TAKEN):
+        offer(pair, "a", opening="o0")
+    assert pair.run(read_copy_set, "g1").handing_to == ""
+    offer(pair, "a")
+    with raises(Reason.HAND_OVER_RUNNING):
+        offer(pair, "b")
+    assert offer(pair, "a").handing_to == "a"
+
+
+def test_hand_over_waits_for_an_operation_on_the_group_s_partitions(pair: Rows) -> None:
+    pair.run(check_no_operation, "g1")
+    pair.create("orders", 2)
+    pair.run(check_no_operation, "g1")
+    pair.begin(Reshape(kind=OperationKind.RESIZE, subject="orders", partitions=3))
+    with raises(Reason.OPERATION_RUNNING):
+        pair.run(check_no_operation, "g1")
+    pair.run(check_no_operation, "g2")

@@ -188,6 +188,26 @@ async def test_no_parent_is_sealed_while_its_broker_cannot_seal(driven: Driven):
     assert (await driven.view()).state is OperationState.DONE
 
 
+async def test_operation_that_waits_is_listed_with_since_when_until_it_goes_on(driven: Driven):
+    driven.network.unsealable = "its disk is full"
+    await driven.driver.begin(MOVE)
+    await driven.ended()
+    [first] = (await driven.driver.list_waiting()).operations
+    assert "its disk is full" in first.problem
+    assert first.waiting_since_ms is not None
+    driven.rows.clock.advance(driver_module.PAUSE_MS)
+    await driven.driver.resume()
+    await driven.ended()
+    [again] = (await driven.driver.list_waiting()).operations
+    assert again.waiting_since_ms == first.waiting_since_ms, "since it began to wait"
+    driven.rows.clock.advance(driver_module.PAUSE_MS)
+    driven.network.unsealable = ""
+    await driven.driver.resume()
+    await driven.ended()
+    assert (await driven.driver.list_waiting()).operations == []
+    assert (await driven.view()).waiting_since_ms is None
+
+
 async def test_silent_broker_is_not_asked_until_it_reports_itself(driven: Driven):
     """No task waits for it meanwhile."""
     driven.rows.silence("g2")
