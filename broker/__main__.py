@@ -43,9 +43,11 @@ def main(arguments: list[str] | None = None, *, prog: str = "keylane.broker") ->
         is_follower = await asyncio.to_thread(follows, settings)
         while not stop.is_set():
             adopting.clear()
+            promoted = None
             if is_follower:
                 notify(f"READY=1\nSTATUS=follows broker group {settings.group}")
-                if not await run_follower(settings, stop, on_running=adopting.append):
+                promoted = await run_follower(settings, stop, on_running=adopting.append)
+                if promoted is None:
                     return
                 adopting.clear()
             is_follower = await run_broker(
@@ -53,6 +55,7 @@ def main(arguments: list[str] | None = None, *, prog: str = "keylane.broker") ->
                 stop,
                 ready=ready,
                 on_running=lambda broker: adopting.append(broker.adopt),
+                promoted=promoted,
             )
 
     return run_program(

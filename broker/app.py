@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..protocol.clock import Clock, SystemClock
 from ..protocol.control import SHORT_TEXT_CHARS_MAX, BrokerHeartbeat
-from ..protocol.endpoints import ACCESS_NEWS, BROKER, CHANGE_COPY_SET, NOTE_AUDIT
+from ..protocol.copies import HAND_OVER_MS, HandOver
+from ..protocol.endpoints import (
+    ACCESS_NEWS,
+    BROKER,
+    CHANGE_COPY_SET,
+    NOTE_AUDIT,
+    OFFER_PLACE,
+)
 from ..protocol.errors import AddressError, KeylaneError, Reason
 from ..protocol.frames import CancelScheduled, Follow, Schedule
 from ..protocol.http.access import AuditEvent, NoteAudit
@@ -43,8 +50,10 @@ from ..rpc.race import Race
 from ..rpc.server import ControlRoute, Server, document_route, front_route
 from ..rpc.threads.worker_thread import WorkerThread
 from .control import BrokerControl, no_quotas
+from .copies.folding import Folding
 from .copies.follow_service import FollowService
 from .copies.follower import Follower
+from .copies.hand_over import HandingOver
 from .copies.set_keeper import SetKeeper
 from .health_port import answering_probes, follower_routes
 from .metrics import (
@@ -54,7 +63,7 @@ from .metrics import (
     collect_scheduled,
     expire_series_loop,
 )
-from .offline.promotion import demote_folder, promote_folder
+from .offline.promotion import demote_folder, promote_candidate
 from .parking import Parking
 from .peers import Peers
 from .posting import MessagePosting
@@ -83,6 +92,7 @@ from .storage.files import Files, is_locked, restrict_permissions
 from .storage.kernel_syncs import KernelSyncs
 from .store.group_changes import mark_groups_incomplete, refuse_old_tokens
 from .store.group_commit import RunBlocking
+from .store.opening import Recovery
 from .store.quick_sync import KernelQuickSync, QuickSync
 from .store.store import Store
 
@@ -145,6 +155,7 @@ class RunningBroker:
     """Applies those settings that may change while the broker runs: `settings.RELOADED`."""
     is_behind: asyncio.Event
     """See `Registration.is_behind`."""
+    handing_over: HandingOver
 
 
 class _Folder(NamedTuple):
@@ -154,6 +165,14 @@ class _Folder(NamedTuple):
     store: Store
     opening: Opening
     scheduler: Scheduler
+
+
+class PromotedFolder(NamedTuple):
+    """A data folder that was a copy until now."""
+
+    files: Files
+    recovery: Recovery | None
+    """What was read of it while it was a copy."""
 
 
 class Pools(NamedTuple):
@@ -182,12 +201,16 @@ async def running_broker(
     network: Network | None = None,
     clock: Clock | None = None,
     rng: random.Random | None = None,
+    promoted: PromotedFolder | None = None,
 ) -> AsyncIterator[RunningBroker]:
     """
     Recover the store, listen, and report to the metaserver. At the end of the block, stop in
     reverse order.
 
     The metaserver need not be reachable. A caller that passes a `network` must close it.
+
+    Args:
+        promoted: the data folder, if it was a copy until now.
 
     Raises:
         DataFolderError, CorruptLogError, AddressError, ConfigError: the broker cannot start.
@@ -196,7 +219,7 @@ async def running_broker(
     check_free(settings.host, settings.port, anywhere=settings.is_open)
     served_network = ServedNetwork(settings)
     async with contextlib.AsyncExitStack() as stack:
-        files = make_files(str(settings.data))
+        files = make_files(str(settings.data)) if promoted is None else promoted.files
         stack.callback(files.close)  # called last: the lock must outlive all threads
         clock = clock or SystemClock()
         pools = _create_pools(stack, settings, clock)
@@ -210,6 +233,7 @@ async def running_broker(
             naming_rng=random.SystemRandom(),
             listen=partial(_run_server, settings, served_network),
             on_claimed=partial(restrict_permissions, str(settings.data)),
+            begun=None if promoted is None else promoted.recovery,
         )
         running = await stack.enter_async_context(broker)
 
@@ -267,6 +291,7 @@ async def serving_broker(
     naming_rng: random.Random,
     listen: Listen,
     on_claimed: Callable[[], None] = lambda: None,
+    begun: Recovery | None = None,
 ) -> AsyncIterator[RunningBroker]:
     """
     Run a broker like `running_broker`, but with the given files, threads and network.
@@ -277,10 +302,13 @@ async def serving_broker(
             openings may draw the same values.
         on_claimed: called once the folder is locked and is known to belong to this broker, before
             the store is read.
+        begun: what was read of the store while the folder was a copy.
     """
     async with contextlib.AsyncExitStack() as stack:
         folder = (files, settings, clock, rng, naming_rng, pools)
-        folder_state = await pools.commit(partial(_open, *folder, on_claimed=on_claimed))
+        folder_state = await pools.commit(
+            partial(_open, *folder, on_claimed=on_claimed, begun=begun)
+        )
         store, scheduler = folder_state.store, folder_state.scheduler
         stack.push_async_callback(store.close)
 
@@ -340,6 +368,8 @@ async def serving_broker(
             broker_id=folder_state.identity.broker_id,
             opening=folder_state.opening.opening,
             change=partial(meta.call, CHANGE_COPY_SET, group=folder_state.identity.broker_group),
+            offer=partial(meta.call, OFFER_PLACE, group=folder_state.identity.broker_group),
+            known=registration.answered,
             is_registered=lambda: not registration.problem,
             run_blocking=pools.background,
             clock=clock,
@@ -349,6 +379,20 @@ async def serving_broker(
         following.on_report, following.may_be_ahead = keeper.note_report, keeper.may_be_ahead
         keeper.on_copied = registration.note_copied
         service.register_handler(Follow, following.follow)
+
+        def note_replaced(reason: str) -> None:
+            registration.note_replaced(reason)
+            service.close()
+
+        handing_over = HandingOver(
+            store.commit,
+            following,
+            keeper,
+            broker_group=folder_state.identity.broker_group,
+            clock=clock,
+            folder_ownership=registration,
+            on_replaced=note_replaced,
+        )
         peers = Peers(service, folder_state.identity.broker_group, settings.meta, network)
         for close in (peers.close, scheduler.close):
             stack.push_async_callback(close)
@@ -386,6 +430,7 @@ async def serving_broker(
         routes = _collect_routes(
             control, posting, peers, scheduling, parking, metrics, metaservers=settings.meta
         )
+        routes.append(handing_over.route())
         guard = None if broker_guard is None else broker_guard.guard
         address = await stack.enter_async_context(listen(routes, service, metrics, guard))
         stack.callback(service.close)
@@ -405,6 +450,7 @@ async def serving_broker(
             store,
             retention.apply_settings,
             registration.is_behind,
+            handing_over,
         )
 
 
@@ -425,12 +471,14 @@ def _open(
     pools: Pools,
     *,
     on_claimed: Callable[[], None],
+    begun: Recovery | None,
 ) -> _Folder:
     """Lock the data folder, recover its store, and begin a new opening. Blocks."""
     files.lock()
     identity = claim_folder(files, broker_group=settings.group, rng=rng)
     on_claimed()
-    agenda = ScheduledAgenda(files, clock)
+    agenda = ScheduledAgenda(files, clock) if begun is None else begun.agenda
+    assert isinstance(agenda, ScheduledAgenda)
     store = Store.open(
         files,
         settings,
@@ -440,6 +488,7 @@ def _open(
         run_background=pools.background,
         quick=pools.quick,
         agenda=agenda,
+        begun=begun,
     )
     scheduler = Scheduler.open(
         files,
@@ -590,6 +639,7 @@ def _build_report(
         untold=untold,
         version=VERSION,
         cluster=settings.cluster,
+        steps_back=settings.failover,
     )
 
 
@@ -655,7 +705,7 @@ def tune_interpreter() -> None:
     gc.freeze()
 
 
-REPLACED_POLL_S = 1.0
+REPLACED_POLL_S = 0.2
 """How often a broker that was refused asks whether another one serves, in seconds."""
 
 
@@ -665,7 +715,7 @@ async def run_follower(
     *,
     network: Network | None = None,
     on_running: Callable[[Callable[[BrokerSettings], None]], None] = lambda _adopt: None,
-) -> bool:
+) -> PromotedFolder | None:
     """
     Keep the data folder a copy of that of the group's broker until `stop` is set, or the copy has
     the broker's place.
@@ -677,7 +727,7 @@ async def run_follower(
             certificates.
 
     Returns:
-        True if a broker may be run on the folder now.
+        The folder if a broker may be run on it now; None if it was stopped.
 
     Raises:
         DataFolderError, FolderRefusedError, StorageError: the folder cannot follow the broker.
@@ -690,8 +740,18 @@ async def run_follower(
         served_network = ServedNetwork(settings)
         network = network or _own_network(stack, settings, served_network)
         on_running(served_network.adopt)
+        fold = WorkerThread("fold")
+        stack.callback(fold.close)
         await write(files.lock)
         restrict_permissions(str(settings.data))
+        sys.setswitchinterval(SWITCH_S)
+        folding = Folding(
+            files,
+            settings.index,
+            make_agenda=partial(ScheduledAgenda, files, SystemClock()),
+            clock=SystemClock(),
+            run_blocking=fold,
+        )
         follower = Follower(
             files,
             settings.group,
@@ -701,6 +761,7 @@ async def run_follower(
             clock=SystemClock(),
             rng=random.SystemRandom(),
             takes_over=settings.failover,
+            folding=folding if settings.failover else None,
         )
         probed = follower_routes(follower, served_network, SystemClock().boot_ns)
         await stack.enter_async_context(answering_probes(settings, served_network, probed))
@@ -708,11 +769,14 @@ async def run_follower(
             following = race.start(follower.run())
             race.start(stop.wait())
             await race.first()
-            if not following.done():
-                return False
-            following.result()
-        await write(promote_folder, files)
-        return True
+            has_place = following.done()
+            if has_place:
+                following.result()
+        if not has_place:
+            await fold(folding.close)
+            return None
+        await write(promote_candidate, files, follower.candidate)
+        return PromotedFolder(files, await folding.finish())
 
 
 async def run_broker(
@@ -721,6 +785,7 @@ async def run_broker(
     *,
     ready: Callable[[str], None],
     on_running: Callable[[RunningBroker], None] = lambda _broker: None,
+    promoted: PromotedFolder | None = None,
 ) -> bool:
     """
     Serve until `stop` is set, or with `failover` until another folder has this one's place. Tunes
@@ -730,11 +795,12 @@ async def run_broker(
         ready: called with the address once the broker listens. It may not be registered yet at that
             time.
         on_running: called with the broker before `ready` is called.
+        promoted: see `running_broker`.
 
     Returns:
         True if the folder is a copy now.
     """
-    async with running_broker(settings) as broker:
+    async with running_broker(settings, promoted=promoted) as broker:
         tune_interpreter()
         on_running(broker)
         ready(broker.address)
@@ -748,10 +814,27 @@ async def run_broker(
             await race.first()
             if not stop.is_set():
                 replaced.result()  # a fault of the wait must not turn the folder into a copy
-    if stop.is_set():
+            is_replaced = not stop.is_set() or (
+                settings.failover and await _hand_over(broker, replaced)
+            )
+    if is_replaced:
+        await asyncio.to_thread(_demote, settings)
+    return not stop.is_set()
+
+
+async def _hand_over(broker: RunningBroker, replaced: asyncio.Task[object]) -> bool:
+    """Let a copy take the place of a broker that is about to stop, if one can. Return True if that
+    copy serves.
+    """
+    if not broker.handing_over.is_possible:
         return False
-    await asyncio.to_thread(_demote, settings)
-    return True
+    try:
+        await broker.handing_over.run(HandOver())
+    except KeylaneError as error:
+        log.warning("stops without a hand-over: %s", error.message)
+        return False
+    await asyncio.wait((replaced,), timeout=HAND_OVER_MS / 1000)
+    return replaced.done() and replaced.exception() is None
 
 
 async def _wait_until_replaced(settings: BrokerSettings, broker: RunningBroker) -> None:

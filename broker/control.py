@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from msgspec.structs import replace
 
@@ -220,7 +221,8 @@ class BrokerControl:
 
     async def list(self, _body: object, params: Params) -> PartitionStatusList:
         """Return a page of the hosted partitions, sorted by id: at most `limit` partitions with ids
-        above `after_id`, and fewer if they have many groups.
+        above `after_id`, and fewer if they have many groups; with `?storing=1`, only those that
+        have stored something lately.
         """
         await check_copied(self._folder_ownership)
         after_id = whole_number(params, "after", -1, low=-1)
@@ -230,15 +232,19 @@ class BrokerControl:
             self._hosted_ids = sorted(set(partitions.ids()) - self._store.state.hosting)
             self._hosted_ids_version = partitions.version
         now_ms = self._clock.boot_ms()
-        start = bisect_right(self._hosted_ids, after_id)
+        ids = self._hosted_ids
+        if params.get("storing"):
+            ids = [each for each in self._store.rates.storing_ids() if each in partitions]
+        start = bisect_right(ids, after_id)
         page: list[PartitionStatus] = []
         group_count = 0
-        for partition_id in self._hosted_ids[start : start + limit]:
-            page.append(partitions[partition_id].status(now_ms=now_ms))
+        for partition_id in ids[start : start + limit]:
+            status = partitions[partition_id].status(now_ms=now_ms)
+            page.append(self._add_rate(status, now_ms))
             group_count += len(page[-1].groups)
             if group_count >= GROUPS_LISTED_MAX:
                 break
-        has_more = start + len(page) < len(self._hosted_ids)
+        has_more = start + len(page) < len(ids)
         return PartitionStatusList(
             broker_group=self._broker_group,
             partitions=page,
@@ -249,18 +255,30 @@ class BrokerControl:
         )
 
     async def describe(self, _body: object, params: Params) -> PartitionStatus:
-        """Return the status of a partition with all its groups, or with the requested one."""
+        """Return the status of a partition with all its groups, or with the requested one; with
+        `?size=1`, also about how many bytes it stores.
+        """
         await check_copied(self._folder_ownership)
         partition = self._store.state.partition(partition_id_of(params))
-        status = partition.status(now_ms=self._clock.boot_ms(), group=params.get("group"))
+        stored_bytes = None
+        if params.get("size"):
+            with suppress(CorruptLogError):  # the damage has been reported
+                stored_bytes = await self._store.stored_bytes(partition)
+        now_ms = self._clock.boot_ms()
+        status = partition.status(now_ms=now_ms, group=params.get("group"))
         limited_by, limited_ms = self._limited(status.subject)
         return replace(
-            status,
+            self._add_rate(status, now_ms),
+            stored_bytes=stored_bytes,
             limited_by=limited_by,
             limited_ms=limited_ms,
             unsealable=_seal_problem(self._store, partition),
             holds=self._store.holds.list_views(partition),
         )
+
+    def _add_rate(self, status: PartitionStatus, now_ms: int) -> PartitionStatus:
+        rate = self._store.rates.rate(status.partition_id, now_ms)
+        return replace(status, messages_per_s=rate.messages_per_s, bytes_per_s=rate.bytes_per_s)
 
     async def find_offset(self, _body: object, params: Params) -> FoundOffset:
         """Return the offset of the first message stored at or after a time (lower bound), or after

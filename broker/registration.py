@@ -115,8 +115,11 @@ class Registration:
         """True until the copies that acks wait for have what the log had when the broker was
         started: until then it is not known what was durable.
         """
+        self.answered = asyncio.Event()
+        """Set once a metaserver has accepted a report."""
         self.is_behind = asyncio.Event()
         """Set once a metaserver has said that this folder is an older one than its group's."""
+        self._replaced = ""
         self._copied = asyncio.Event()
         self._first_report_ended = asyncio.Event()
         """Set together with `has_reported`."""
@@ -166,6 +169,26 @@ class Registration:
         if not self.problem:
             self._accepted.set()
 
+    def note_replaced(self, reason: str) -> None:
+        """Note that a copy has the place of this broker, which reports itself no more."""
+        self._replaced = self.set_aside = self.problem = reason
+        self._accepted.clear()
+        self.is_behind.set()
+
+    def _was_replaced(self) -> bool:
+        return bool(self._replaced)
+
+    def _note_failure(self, error: KeylaneError) -> None:
+        self.problem = error.message
+        if isinstance(error, FolderRefusedError):
+            self.problem += f"; {_hint_of(error)}"
+        if isinstance(error, RefusedError) and error.retry is RetryRule.NEVER:
+            self.refusal = self.problem
+        self._log_failure(error)
+        if isinstance(error, FolderRefusedError):
+            self._note_refused(error)
+        self._set_reported()
+
     def _note_refused(self, error: FolderRefusedError) -> None:
         self.set_aside = error.message
         self._accepted.clear()
@@ -177,33 +200,30 @@ class Registration:
         self._first_report_ended.set()
 
     async def run(self) -> None:
-        """Send reports until cancelled: one immediately, then one at each of the metaserver's
-        intervals, skipping unchanged reports.
+        """Send reports until cancelled or replaced: one immediately, then one at each of the
+        metaserver's intervals, skipping unchanged reports.
         """
         pauses = WAITS.pauses(self._rng)
         within_ms = None
         report = self._report()
-        while True:
+        while not self._was_replaced():
             ttl_ms = quiet_ms = 0
             try:
                 welcome = await self._meta.broker_heartbeat(report, within_ms=within_ms)
+                if self._was_replaced():
+                    return
                 if welcome.access is not None:
                     self._on_access(welcome.access)
                 if welcome.fence and self._on_fence is not None:
                     await self._on_fence(welcome.fence)
             except KeylaneError as error:
-                self.problem = error.message
-                if isinstance(error, FolderRefusedError):
-                    self.problem += f"; {_hint_of(error)}"
-                if isinstance(error, RefusedError) and error.retry is RetryRule.NEVER:
-                    self.refusal = self.problem
-                self._log_failure(error)
-                if isinstance(error, FolderRefusedError):
-                    self._note_refused(error)
-                self._set_reported()
+                if self._was_replaced():
+                    return
+                self._note_failure(error)
                 wait_ms = pauses.next_pause_ms()
             else:
                 pauses.reset()
+                self.answered.set()
                 self._log_recovery()
                 if welcome.groups_missed and self._on_missed is not None:
                     self._on_missed()

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..protocol.clock import Clock
 from ..protocol.errors import (
+    BusyError,
     FencedError,
     InvalidRequestError,
     KeylaneError,
@@ -70,6 +71,7 @@ from .partition.pull_lock import (
     check_holder,
     check_session,
     decide_acquire,
+    decide_promise,
     grant_lock,
     release_lock,
 )
@@ -83,6 +85,10 @@ PromptHandler = Callable[[Any, memoryview, PromptCall, int], bool]
 in nanoseconds since boot.
 """
 _WITH_PAYLOAD = (Append, Schedule, ChangeParked, EditParked)
+PROMISE_WAIT_MS = 2_000
+"""How long a higher token waits at once for the end of a promise, in milliseconds. Its session then
+tries again.
+"""
 _SERVED_ALWAYS = frozenset({Read, Follow})
 """The requests that are served from every folder: they change nothing."""
 _TIMED_APART = frozenset({Append, Pull, PullShared, Ack, Read})
@@ -232,7 +238,13 @@ class BrokerService:
             raise FencedError(token=token, current_token=self._store.fence_floor)
         if request.group not in partition.groups:
             check_registered(partition, request.group)
-        if decide_acquire(group.lock, token=token, session=session, ttl_ms=request.ttl_ms):
+        raises_fence = decide_acquire(
+            group.lock, token=token, session=session, ttl_ms=request.ttl_ms
+        )
+        if raises_fence and self._store.promise_left_ms(group):
+            await self._wait_for_promise(partition, group, token)
+            return await self._acquire(request, _payload)  # much may have changed meanwhile
+        if raises_fence:
             # The messages that sessions of a shared group had in flight prove nothing once the
             # group is exclusive: none of those sessions was the only owner.
             became_exclusive = group.lock.is_shared and not is_shared
@@ -275,6 +287,22 @@ class BrokerService:
                 request.session, ttl_ms=request.ttl_ms, now_ms=now_ms
             )
         return answer, b""
+
+    async def _wait_for_promise(self, partition: HostedPartition, group: Group, token: int) -> None:
+        """End the promise to a group's owner, and wait until it has run out, or the owner has
+        released the lock. Raises BusyError after PROMISE_WAIT_MS.
+        """
+        deadline_ms = self._clock.boot_ms() + PROMISE_WAIT_MS
+        while True:
+            try:
+                return self._store.check_not_promised(partition.partition_id, group, token)
+            except BusyError:
+                wait_ms = min(
+                    self._store.promise_left_ms(group), deadline_ms - self._clock.boot_ms()
+                )
+                if wait_ms <= 0:
+                    raise
+            await self._long_polls.wait(partition.partition_id, wait_ms)
 
     def _begin_pull(
         self, request: Pull, _payload: memoryview, call: PromptCall, now_ns: int
@@ -382,10 +410,16 @@ class BrokerService:
 
     def _begin_ack(self, request: Ack, _payload: memoryview, call: PromptCall, now_ns: int) -> bool:
         cursor, partition, group = self._apply_ack(request, now_ns // 1_000_000)
+        promise_ms, is_wanted = 0, False
+        unsaved = 1  # records that must be durable before the answer; below 0: it was refused
 
         def on_saved(error: KeylaneError | None) -> None:
-            if error is not None:
+            nonlocal unsaved
+            unsaved -= 1
+            if error is not None and unsaved >= 0:
+                unsaved = -1
                 call.refuse(error)
+            if unsaved:
                 return
             timed = group.timed
             if timed is not None and timed[0] in group.acked:
@@ -393,8 +427,19 @@ class BrokerService:
                 latency = self._store.traffic.group(partition.facts.subject, group.name).latency
                 latency.observe(self._clock.wall_ns() - timed[1])
             self._ack_latency.observe(self._boot_ns() - now_ns)
-            call.answer(Acked(cursor, group.parked_version))
+            call.answer(Acked(cursor, group.parked_version, promise_ms, is_wanted))
 
+        if request.promise_ms > 0:
+            promise_ms = decide_promise(
+                group.lock,
+                token=request.token,
+                wanted_ms=request.promise_ms,
+                now_ms=now_ns // 1_000_000,
+            )
+            is_wanted = group.lock.waiting_token > request.token
+        if promise_ms:
+            unsaved = 2
+            self._store.record_promise(partition, group, promise_ms, on_saved)
         if not self._save_then(partition, group, on_saved):
             on_saved(None)
         return True

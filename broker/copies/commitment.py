@@ -8,7 +8,7 @@ metaserver has answered: the set that it has stored is one of the two.
 
 Invariants
     A commit is durable only when every copy has it that a metaserver may let take the place of this
-    broker's folder without a loss.
+    broker's folder without a loss, and as many folders have it as an operator has asked for.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class Commitment:
     """By copy, the end of the log that it has synced; only of copies whose log was compared with
     that of this opening.
     """
+    least: int = 1
+    """How many data folders must have a commit, with the broker's own."""
 
     @property
     def counted(self) -> frozenset[str]:
@@ -41,10 +43,13 @@ class Commitment:
         return self.proposed if self.members is None else self.members | self.proposed
 
     def covers(self, end: int) -> bool:
-        """Return True if all copies that count have the log up to `end`."""
+        """Return True if all copies that count have the log up to `end`, and they are enough."""
         if self.members is None:
             return False
-        return all(self.synced.get(copy_id, -1) >= end for copy_id in self.members | self.proposed)
+        counted = self.members | self.proposed
+        if 1 + len(counted) < self.least:
+            return False
+        return all(self.synced.get(copy_id, -1) >= end for copy_id in counted)
 
     def missing(self, end: int) -> frozenset[str]:
         """Return the copies that count and lack something before `end`."""
@@ -69,6 +74,8 @@ def decide_set(
     """
     Return the copies that acks should wait for, or None if nothing is to be changed.
 
+    A late copy stays where acks could not go on without it: it may take the broker's place.
+
     Args:
         wanted: how many data folders the group is to have, with the broker's own.
         acked_end: the end of what has become durable in this opening; 0 if nothing has.
@@ -84,7 +91,10 @@ def decide_set(
     # What acks have waited for, a copy can lack only if its disk has lost it.
     leaving = {each for each in members if -1 < commitment.synced.get(each, -1) < acked_end}
     if is_late:
-        leaving |= commitment.missing(written_end)
+        late = commitment.missing(written_end) - leaving
+        spare = 1 + len(members - leaving) - commitment.least
+        by_progress = sorted(late, key=lambda each: (commitment.synced.get(each, -1), each))
+        leaving |= set(by_progress[: max(0, spare)])
     if leaving:
         return members - leaving
     if len(members) >= wanted:

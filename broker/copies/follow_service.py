@@ -68,6 +68,8 @@ class KnownCopy:
     """True if its log was compared with that of this opening, or began in it."""
     followers: list[str] = field(default_factory=list)
     """The names of its followers, the last one at the end."""
+    takes_over: bool = False
+    """True if its follower takes the broker's place if it may."""
 
 
 class FollowService:
@@ -102,13 +104,18 @@ class FollowService:
         self._is_accepted = is_accepted
         self._copies: dict[str, KnownCopy] = {}
         """The last copies that have asked, by id; the last one is at the end."""
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], None] = {}
+        """Those who wait for a commit, in order."""
         self._is_closed = False
         self.on_report: Callable[[str, int], None] = lambda _copy_id, _position: None
         """Called with the id of a copy and the end of its log, if that is part of this log."""
         self.may_be_ahead: Callable[[str], bool] = lambda _copy_id: False
         """Returns True for a copy that gets a commit before it is durable, since acks wait for it.
         """
+        self._offered_to = ""
+        """The copy that is told that it may take this broker's place."""
+        self.taken_over = asyncio.Event()
+        """Set once that copy has said that it has the place."""
         store.commit.copy_wait.on_write = self._wake
         store.commit.on_commit.append(self._wake)
 
@@ -150,7 +157,12 @@ class FollowService:
         self._check(request)
         copy = self._remember(request.copy_id)
         self._check_follower(copy, request.follower)
+        copy.takes_over = request.takes_over
         position = request.position
+        if request.has_taken_over:
+            if request.copy_id == self._offered_to:
+                self.taken_over.set()
+            return self._answer(position), b""
         if 0 <= request.tail_start < log.first_position < position:
             return self._answer(log.first_position), b""  # what is to be compared was removed
         if request.tail_start >= 0 and position > log.first_position:
@@ -159,7 +171,8 @@ class FollowService:
             copy.is_compared = True
         if position >= 0:
             self._note(copy, position - request.unsynced_bytes)
-        if position >= self._end_for(request) and request.wait_ms and not self._is_closed:
+        is_told_at_once = self._is_closed or request.copy_id == self._offered_to
+        if position >= self._end_for(request) and request.wait_ms and not is_told_at_once:
             await self._wait(request.wait_ms)
         if position < log.first_position:
             return self._answer(log.first_position), b""
@@ -175,7 +188,20 @@ class FollowService:
             data = await self._read(position, length) if unsynced is None else unsynced
         if position < log.first_position:  # retention was quicker
             return self._answer(log.first_position), b""
-        return self._answer(position, segment), data
+        is_offered = request.copy_id == self._offered_to and position == end
+        return self._answer(position, segment, is_offered=is_offered), data
+
+    def offer_place(self, copy_id: str) -> None:
+        """Tell a copy that it may take this broker's place once it has the whole log; "": none may
+        any more.
+        """
+        self._offered_to = copy_id
+        self.taken_over.clear()
+        self._wake()
+
+    def known(self, copy_id: str) -> KnownCopy | None:
+        """Return what is known of a copy; None if it has not followed lately."""
+        return next((each for each in self.standings if each.copy_id == copy_id), None)
 
     def _end_for(self, request: Follow) -> int:
         """Return the end of what a copy may have."""
@@ -275,7 +301,9 @@ class FollowService:
             raise
         return data
 
-    def _answer(self, position: int, segment: int | None = None) -> Followed:
+    def _answer(
+        self, position: int, segment: int | None = None, *, is_offered: bool = False
+    ) -> Followed:
         log = self._store.log
         return Followed(
             self._broker_id,
@@ -284,16 +312,17 @@ class FollowService:
             log.first_position,
             position if segment is None else segment,
             position,
+            is_offered,
         )
 
     async def _wait(self, wait_ms: int) -> None:
         """Wait for the next commit, at most `wait_ms`."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         try:
             await asyncio.wait((waiter,), timeout=wait_ms / 1000)
         finally:
-            self._waiters.discard(waiter)
+            self._waiters.pop(waiter, None)
 
     def close(self) -> None:
         """Answer the copies that wait, and let none wait any more."""
@@ -302,7 +331,7 @@ class FollowService:
 
     def _wake(self) -> None:
         if self._waiters:
-            waiters, self._waiters = self._waiters, set()
+            waiters, self._waiters = self._waiters, {}
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)

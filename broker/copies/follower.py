@@ -17,6 +17,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections import deque
@@ -35,21 +36,30 @@ from ...protocol.errors import (
     KeylaneError,
     NotSentError,
     Reason,
+    WrongBrokerError,
 )
 from ...protocol.frames import Follow, Followed
 from ...protocol.log_filter import LogFilter
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.network import Network
-from ..storage.copy_file import COPY_PATH, CopyFile, read_copy_file, write_copy_file
+from ...rpc.race import start_task
+from ..storage.copy_file import (
+    COPY_PATH,
+    Candidate,
+    CopyFile,
+    read_copy_file,
+    write_copy_file,
+)
 from ..storage.data_folder import copy_origin, is_claimed, read_identity, read_opening
 from ..storage.files import Files
 from ..store.group_commit import RunBlocking
 from .copied_log import CopiedLog, Tail
+from .folding import Folding
 from .follow_service import FOLLOW_BYTES_MAX
 
 log = logging.getLogger("keylane.broker")
 
-WAITS = Backoff(first_ms=100, max_ms=2_000)
+WAITS = Backoff(first_ms=20, max_ms=2_000)
 WAIT_MS = 1_000
 """How long a broker waits for a commit before it answers without bytes, in milliseconds."""
 CALL_TIMEOUT_MS = 10_000
@@ -57,6 +67,12 @@ TAKE_OVER_CALL_TIMEOUT_MS = 1_000
 """As CALL_TIMEOUT_MS, of a copy that may take the place of a broker that hangs."""
 TAKE_OVER_MS = 100
 """The longest pause between two requests for the broker's place, in milliseconds."""
+MOVING_MS = 20
+"""The longest pause of a copy whose broker has said that another one serves: acks of that one wait
+for the copy.
+"""
+MOVES_MAX = 25
+"""How often it looks for that one before it asks for the place itself."""
 NOTED_EVERY_MS = 10_000
 """How often the follower notes in its folder what is durable, in milliseconds."""
 
@@ -80,6 +96,7 @@ class Follower:
     Args:
         run_blocking: runs calls that read and write the folder.
         takes_over: True if the copy asks for the place of its broker when it cannot reach it.
+        folding: keeps the copy ready to serve.
     """
 
     def __init__(
@@ -93,6 +110,7 @@ class Follower:
         clock: Clock,
         rng: random.Random,
         takes_over: bool = False,
+        folding: Folding | None = None,
     ) -> None:
         self._files = files
         self._broker_group = broker_group
@@ -101,6 +119,7 @@ class Follower:
         self._run_blocking = run_blocking
         self._boot_ms = clock.boot_ms
         self._takes_over = takes_over
+        self._folding = folding
         self._new_id = f"{rng.getrandbits(128):032x}"
         self._name = f"{rng.getrandbits(64):016x}"
         """The name of this follower: another one may have a folder with the same id."""
@@ -117,6 +136,10 @@ class Follower:
         self._noted_ms = 0
         self._removals: deque[_Removal] = deque()
         self._was_told_complete = False
+        self._no_place = ""
+        """Why this copy has not taken the place of its broker, as it was logged last."""
+        self._address = ""
+        """Where the broker was last; it is asked there while no metaserver says where it is."""
         self._broker: BrokerClient | None = None
         """The broker that is followed; None while it is looked up."""
         self._ahead: asyncio.Task[tuple[Followed, memoryview]] | None = None
@@ -141,7 +164,8 @@ class Follower:
     @property
     def is_complete(self) -> bool:
         """True if the copy can take the place of the broker's folder."""
-        return self._copy is not None and self.end >= self._copy.complete_at
+        copy = self._copy
+        return copy is not None and self.end >= max(copy.complete_at, copy.durable_end)
 
     async def run(self) -> None:
         """
@@ -155,6 +179,11 @@ class Follower:
         """
         await self._run_blocking(self._open)
         pauses = WAITS.pauses(self._rng)
+        folding = None
+        if self._folding is not None:
+            folding = start_task(
+                self._folding.run(lambda: min(self._durable_end, self.end)), name="folding"
+            )
         try:
             while True:
                 try:
@@ -164,17 +193,25 @@ class Follower:
                 except KeylaneError as error:
                     self._log_failure(error)
                     await self._disconnect()
-                    if await self._has_taken_over():
-                        return
                     pause_ms = pauses.next_pause_ms()
+                    is_moving = isinstance(error, WrongBrokerError) and pauses.failures < MOVES_MAX
                     if self._takes_over:
-                        pause_ms = min(pause_ms, TAKE_OVER_MS)
+                        pause_ms = min(pause_ms, MOVING_MS if is_moving else TAKE_OVER_MS)
+                    if not is_moving and await self._has_taken_over():
+                        return
                     await asyncio.sleep(pause_ms / 1000)
                     continue
                 pauses.reset()
-                if next_answer is not None:
-                    await self._take(*next_answer)
+                if next_answer is None:
+                    continue
+                await self._take(*next_answer)
+                if next_answer[0].is_offered:
+                    if await self._has_taken_over():
+                        return
+                    await asyncio.sleep(TAKE_OVER_MS / 1000)
         finally:
+            if folding is not None:
+                folding.cancel()
             await self._disconnect()
             await self._run_blocking(self._opened_log.close)  # behind a call that was left running
 
@@ -242,7 +279,10 @@ class Follower:
 
     async def _has_taken_over(self) -> bool:
         """Ask a metaserver for the broker's place. Return True if this copy has it."""
-        if not (self._takes_over and self.is_complete):
+        if not self._takes_over:
+            return False
+        if not self.is_complete:
+            self._log_no_place("it is not complete")
             return False
         request = TakeOver(
             copy_id=self._copy_id,
@@ -251,8 +291,10 @@ class Follower:
         )
         try:
             await self._meta.call(TAKE_OVER, request, group=self._broker_group)
-        except ConflictError as error:  # it lives, or acks did not wait for this copy
-            log.debug("no place for the copy %s: %s", self._copy_id, error.message)
+            await self._tell_broker()
+        except ConflictError as error:
+            if error.reason is not Reason.BROKER_SERVES:
+                self._log_no_place(error.message)
             return False
         except FolderRefusedError:
             raise
@@ -260,6 +302,19 @@ class Follower:
             self._log_failure(error)
             return False
         return True
+
+    async def _tell_broker(self) -> None:
+        """Tell the broker that this copy has its place, unless it cannot be reached."""
+        if self._broker is not None:
+            request = self._request(_COMPARED, wait_ms=0)
+            with contextlib.suppress(KeylaneError):
+                await self._broker.call(msgspec.structs.replace(request, has_taken_over=True))
+
+    @property
+    def candidate(self) -> Candidate:
+        """The copy to which a metaserver has given the broker's place, once `run` has returned."""
+        assert self._copy is not None
+        return Candidate(self._copy, self._origin[0], self._opened_log.whole_end)
 
     def _open(self) -> None:
         """Read what the folder has, and cut what a crash has left unfinished."""
@@ -296,13 +351,20 @@ class Follower:
             )
 
     async def _find_broker(self) -> BrokerClient:
-        """Ask a metaserver where the broker is. Raises NotSentError if it does not say."""
-        details = (await self._meta.health()).details
-        for view in details.get("brokers", []):
+        """Ask a metaserver where the broker is. Raises KeylaneError if none has ever said."""
+        try:
+            brokers = (await self._meta.health()).details.get("brokers", [])
+        except KeylaneError:
+            if not self._address:
+                raise
+            brokers = []
+        for view in brokers:
             if view["broker_group"] == self._broker_group:
-                timeout_ms = TAKE_OVER_CALL_TIMEOUT_MS if self._takes_over else CALL_TIMEOUT_MS
-                return BrokerClient(self._network, view["address"], timeout_ms=timeout_ms)
-        raise NotSentError(f"broker group {self._broker_group} is not known yet")
+                self._address = view["address"]
+        if not self._address:
+            raise NotSentError(f"broker group {self._broker_group} is not known yet")
+        timeout_ms = TAKE_OVER_CALL_TIMEOUT_MS if self._takes_over else CALL_TIMEOUT_MS
+        return BrokerClient(self._network, self._address, timeout_ms=timeout_ms)
 
     def _check_broker(self, answer: Followed) -> None:
         """Raise FolderRefusedError if the group has another folder than the one that is copied."""
@@ -340,6 +402,7 @@ class Follower:
             tail.crc,
             self._name,
             unsynced_bytes,
+            self._takes_over and self.is_complete,
         )
 
     async def _ask(self, broker: BrokerClient, request: Follow) -> tuple[Followed, memoryview]:
@@ -453,11 +516,14 @@ class Follower:
         self._removals.clear()
         self._durable_end = -1
         self._was_told_complete = False
+        if self._folding is not None:
+            self._folding.begin_anew()
         copied.clear()
         copied.begin(answer.position)
 
     # ── logging ───────────────────────────────────────────────────────────────────────────────────
     def _log_progress(self) -> None:
+        self._no_place = ""
         if failures := self._failures.end_failures(self._boot_ms()):
             log.warning("follows broker group %s again, after %s", self._broker_group, failures)
         if not self._was_told_complete and self.is_complete:
@@ -466,6 +532,17 @@ class Follower:
                 "the copy of broker group %s is complete up to position %d",
                 self._broker_group,
                 self.end,
+            )
+
+    def _log_no_place(self, problem: str) -> None:
+        """Log once why this copy does not take the place of a broker that it cannot reach."""
+        if problem != self._no_place:
+            self._no_place = problem
+            log.warning(
+                "copy %s does not take the place of the broker of group %s: %s",
+                self._copy_id,
+                self._broker_group,
+                problem,
             )
 
     def _log_failure(self, error: KeylaneError) -> None:

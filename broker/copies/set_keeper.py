@@ -20,11 +20,12 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import NamedTuple
 
 from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock
-from ...protocol.copies import ChangeCopySet, CopySet
-from ...protocol.errors import KeylaneError
+from ...protocol.copies import ChangeCopySet, CopySet, OfferPlace
+from ...protocol.errors import ConflictError, KeylaneError
 from ...protocol.log_filter import LogFilter
 from ...protocol.text import listed
 from ...rpc.operating.histogram import Histogram
@@ -43,14 +44,30 @@ IDLE_POLL_MS = 30_000
 TICK_MS = 100
 LIVE_MS = 2_000
 """How long ago a copy may have asked last that is to join, in milliseconds."""
-AWAY_MS = 20_000
-"""How long a copy that was too late does not join again, and how long it must have been silent
-before another takes its place, in milliseconds.
+SILENT_MS = 20_000
+"""How long a copy must have been silent before another takes its place, in milliseconds."""
+AWAY_MS = 1_000
+"""How long a copy that was too late does not join again, in milliseconds: twice as long as the time
+before if it was late again within AWAY_MS_MAX.
 """
+AWAY_MS_MAX = 20_000
 CLOSE_MS = 1_000
 REMEMBERED_MAX = 64
 """The largest number of copies that are remembered."""
 WAITS = Backoff(first_ms=50, max_ms=1_000)
+
+
+class Away(NamedTuple):
+    """The time in which a copy that was too late may not join again."""
+
+    until_ms: int = 0
+    length_ms: int = 0
+
+    def next(self, now_ms: int) -> Away:
+        """Return the time that begins now, because the copy was late again."""
+        is_soon = self.length_ms and now_ms < self.until_ms + AWAY_MS_MAX
+        length_ms = min(2 * self.length_ms, AWAY_MS_MAX) if is_soon else AWAY_MS
+        return Away(now_ms + length_ms, length_ms)
 
 
 class SetKeeper:
@@ -59,7 +76,9 @@ class SetKeeper:
 
     Args:
         change: asks a metaserver to change the set, and returns the stored one.
-        is_registered: returns True once a metaserver knows this opening of the folder.
+        offer: asks a metaserver to let a copy take this broker's place.
+        known: set once a metaserver has known this opening of the folder.
+        is_registered: returns True while the metaservers accept this opening.
         lag_ms: how long a commit waits for a copy before the broker asks to leave it out.
     """
 
@@ -72,6 +91,8 @@ class SetKeeper:
         broker_id: str,
         opening: str,
         change: Callable[[ChangeCopySet], Awaitable[CopySet]],
+        offer: Callable[[OfferPlace], Awaitable[CopySet]],
+        known: asyncio.Event,
         is_registered: Callable[[], bool],
         run_blocking: RunBlocking,
         clock: Clock,
@@ -87,6 +108,8 @@ class SetKeeper:
         self._broker_id = broker_id
         self._opening = opening
         self._change = change
+        self._offer = offer
+        self._known = known
         self._is_registered = is_registered
         self._run_blocking = run_blocking
         self._boot_ms = clock.boot_ms
@@ -104,7 +127,7 @@ class SetKeeper:
         """When a metaserver has said for the first time which copies count."""
         self._reported_ms: dict[str, int] = {}
         """By copy, when it reported last."""
-        self._away_until_ms: dict[str, int] = {}
+        self._away: dict[str, Away] = {}
         self._event = asyncio.Event()
         self.on_copied: Callable[[], None] = lambda: None
         """Called once, when the copies that count have what the log had at the start."""
@@ -148,11 +171,19 @@ class SetKeeper:
                 "a copy of its data folder was promoted: restart it if an operator has accepted "
                 "this folder since"
             )
-        if self._had_marker and not self._is_copied:
-            return WAITS_FOR_COPIES
-        if self.waiting_ms < 2 * self._lag_ms:
+        is_starting = self._had_marker and not self._is_copied
+        if not is_starting and self.waiting_ms < 2 * self._lag_ms:
             return ""
-        late = ", ".join(sorted(self.commitment.missing(self._log.written_end)))
+        missing = self.commitment.missing(self._log.written_end)
+        have = 1 + len(self.commitment.counted - missing)
+        if have < self.commitment.least:
+            return (
+                f"acks wait until {self.commitment.least} data folders have everything, and "
+                f"{have} {'has' if have == 1 else 'have'} it"
+            )
+        if is_starting:
+            return WAITS_FOR_COPIES
+        late = ", ".join(sorted(missing))
         return f"acks wait for copies ({late or 'unknown'}), and no metaserver has left them out"
 
     # ── from copies ───────────────────────────────────────────────────────────────────────────────
@@ -184,7 +215,7 @@ class SetKeeper:
         """Forget the copy that has not reported for the longest time, unless it counts."""
         others = self._reported_ms.keys() - self.commitment.counted
         oldest = min(others, key=self._reported_ms.__getitem__)
-        for by_copy in (self.commitment.synced, self._reported_ms, self._away_until_ms):
+        for by_copy in (self.commitment.synced, self._reported_ms, self._away):
             by_copy.pop(oldest, None)
 
     def _copies_changed(self) -> None:
@@ -196,6 +227,7 @@ class SetKeeper:
     # ── to a metaserver ───────────────────────────────────────────────────────────────────────────
     async def run(self) -> None:
         """Keep the set until cancelled, or a copy has taken this broker's place."""
+        await self._known.wait()  # before, each answer is a refusal
         pauses = WAITS.pauses(self._rng)
         while not self.is_replaced:  # then nothing is acked any more
             if self._stored is not None and not self._has_marker and not self._reported_ms:
@@ -230,7 +262,7 @@ class SetKeeper:
             return
         assert stored is not None
         if stored.wanted > 1 or stored.members:
-            await self._begin()
+            await self._begin(stored)
         elif self._has_marker is not False:
             await self._end()
             return
@@ -259,17 +291,18 @@ class SetKeeper:
         return [
             copy_id
             for copy_id, reported_ms in self._reported_ms.items()
-            if now_ms - reported_ms <= LIVE_MS and now_ms >= self._away_until_ms.get(copy_id, 0)
+            if now_ms - reported_ms <= LIVE_MS
+            and now_ms >= self._away.get(copy_id, Away()).until_ms
         ]
 
     def _silent(self, now_ms: int) -> list[str]:
         return [
             copy_id
             for copy_id in self.commitment.members or ()
-            if now_ms - self._reported_ms.get(copy_id, self._opened_ms) > AWAY_MS
+            if now_ms - self._reported_ms.get(copy_id, self._opened_ms) > SILENT_MS
         ]
 
-    async def _begin(self) -> None:
+    async def _begin(self, stored: CopySet) -> None:
         """Let acks wait for the copies that count, if they do not yet."""
         if not self._has_marker:
             await self._record_copies(exist=True)
@@ -277,6 +310,7 @@ class SetKeeper:
             self._wait.copies = self.commitment
             # A commit that has begun before waits for no copy: none may join until it has ended.
             await self._wait_flushed()
+            self.commitment.least = stored.least
 
     async def _end(self) -> None:
         """Let acks wait for no copy any more."""
@@ -299,7 +333,7 @@ class SetKeeper:
             stored = await self._ask_until_answered(members)
         left = (self.commitment.members or frozenset()) - frozenset(stored.members)
         for copy_id in left:
-            self._away_until_ms[copy_id] = self._boot_ms() + AWAY_MS
+            self._away[copy_id] = self._away.get(copy_id, Away()).next(self._boot_ms())
         self._adopt(stored)
         if self.is_replaced:
             return
@@ -349,20 +383,62 @@ class SetKeeper:
 
     def _adopt(self, stored: CopySet) -> None:
         """Take what a metaserver has stored."""
-        # Without its name, an operator has accepted this broker's folder since.
-        if self._stored is not None and stored.term > self._stored.term and stored.promoted:
-            self.is_replaced = True
-            self.commitment.members = None
-            self._wait.copies = self.commitment
-            self._wait.give_up("a copy of its data folder was promoted")
+        if self._names_another(stored):
+            self._note_replaced()
             return
         if self._stored is None:
             self._known_ms = self._boot_ms()
         elif stored.members != self._stored.members:
             self._changes += 1
         self._stored = stored
+        if self._wait.copies is not None:
+            self.commitment.least = stored.least
         self.commitment.confirm(frozenset(stored.members))
         self._copies_changed()
+
+    def _names_another(self, stored: CopySet) -> bool:
+        """Return True if a copy was promoted. Without its name, an operator has accepted this
+        broker's folder since.
+        """
+        known = self._stored
+        return known is not None and stored.term > known.term and bool(stored.promoted)
+
+    def _note_replaced(self) -> None:
+        self.is_replaced = True
+        self.commitment.members = None
+        self._wait.copies = self.commitment
+        self._wait.give_up("a copy of its data folder was promoted")
+
+    # ── hand-over ─────────────────────────────────────────────────────────────────────────────────
+    async def offer_place(self, copy_id: str) -> None:
+        """
+        Let a copy of the set take this broker's place; "": none any more.
+
+        Raises:
+            ConflictError: another opening or a copy has the place, or the copy is not in the set.
+            KeylaneError: no metaserver has answered.
+        """
+        stored = self._stored or CopySet()
+        await self._offer(
+            OfferPlace(
+                broker_id=self._broker_id,
+                opening=self._opening,
+                term=stored.term,
+                copy_id=copy_id,
+            )
+        )
+
+    async def was_replaced(self) -> bool:
+        """Ask a metaserver whether a copy has this broker's place. Raises KeylaneError."""
+        try:
+            # Its set is not adopted: what is proposed meanwhile counts on, and this answer may be
+            # older than the one that says what became of it.
+            is_replaced = self._names_another(await self._ask(None))
+        except ConflictError:
+            is_replaced = True
+        if is_replaced:
+            self._note_replaced()
+        return self.is_replaced
 
     async def close(self) -> None:
         """Let a commit that waits for copies fail, because the broker stops, unless they have it

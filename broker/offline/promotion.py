@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -15,7 +14,13 @@ from ..copies.copied_log import CopiedLog
 from ..scheduled import agenda
 from ..settings import INDEX_KINDS
 from ..storage import snapshot
-from ..storage.copy_file import CopyFile, read_copy_file, remove_copy_file, write_copy_file
+from ..storage.copy_file import (
+    Candidate,
+    CopyFile,
+    read_copy_file,
+    remove_copy_file,
+    write_copy_file,
+)
 from ..storage.data_folder import read_identity, record_copies, record_promotion
 from ..storage.files import Files
 from ..storage.index.kinds import has_index, mark_incomplete
@@ -29,15 +34,6 @@ class Promotion(Struct, frozen=True, kw_only=True):
     broker_group: str
     log_end: int
     """The end of its log, in bytes."""
-
-
-class Candidate(NamedTuple):
-    """A copy that may be promoted."""
-
-    copy: CopyFile
-    broker_id: str
-    """The id of the data folder that it is a copy of."""
-    log_end: int
 
 
 def read_candidate(files: Files) -> Candidate:
@@ -100,13 +96,6 @@ def promote_candidate(files: Files, candidate: Candidate) -> Promotion:
         broker_group=candidate.copy.broker_group,
         log_end=candidate.log_end,
     )
-
-
-def promote_folder(files: Files) -> Promotion:
-    """Let a broker serve the copy in a folder, as a metaserver has allowed. Raises the errors of
-    `read_candidate`.
-    """
-    return promote_candidate(files, read_candidate(files))
 
 
 def demote_folder(files: Files, *, copy_id: str) -> None:

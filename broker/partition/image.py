@@ -17,8 +17,9 @@ cold partitions. Pure.
      hidden, cluster_id]                                        msgpack; later fields come last
 
 A group's row ends with [[offset, tries], …] and the image of its parked messages, if there are any,
-followed by [[offset, crashes], …] of begun suspects, if there are any. `removed_unread` is written
-if it is not 0 or if one of these follows. From `static` on, the array ends after the last field
+followed by [[offset, crashes], …] of begun suspects, if there are any, and by the milliseconds of
+the owner's promise, if there is one. `removed_unread` is written if it is not 0 or if one of these
+follows. From `static` on, the array ends after the last field
 whose value is not the default. `producers_before` and `producers_all` are only used in parts: a
 partition with many producers has several STATE records, each with some of the producers.
 `body_crcs` are the checksums of the remembered batches, in the order of `producers`.
@@ -56,6 +57,7 @@ class _GroupImage(msgspec.Struct, frozen=True, array_like=True):
     attempts: list[tuple[int, int]] = []
     parked: bytes = b""
     begun: list[tuple[int, int]] = []
+    promise_ms: int = 0
 
 
 class _Image(msgspec.Struct, frozen=True, array_like=True):
@@ -188,6 +190,8 @@ def _encode_group(group: Group) -> tuple[Any, ...]:
     parked = b"" if group.parked is None else group.parked.image()
     attempts = [pair for pair in group.attempts.items() if pair[0] not in acked]
     begun = group.suspects.unacked(acked)
+    if lock.promise_ms:
+        return (*row, group.removed_unread, attempts, parked, begun, lock.promise_ms)
     if begun:
         return (*row, group.removed_unread, attempts, parked, begun)
     if parked or attempts:
@@ -265,6 +269,7 @@ def _decode_group(partition: Partition, name: str, row: _GroupImage) -> Group:
     group = Group(name)
     group.lock.fence = group.durable_fence = row.fence
     group.lock.session = row.session
+    group.lock.promise_ms = row.promise_ms
     group.acked = AckedOffsets(row.cursor, row.ranges)
     group.durable_cursor = row.cursor
     group.durable_ranges = row.ranges

@@ -28,6 +28,7 @@ from ...protocol.parked import (
     ParkedKeyRow,
     ParkedList,
     ParkedOffsets,
+    ParkedTotals,
     ParkedView,
     ParkKey,
     ParkState,
@@ -344,6 +345,18 @@ def build_parked_list(
         keys=views,
         more=has_more,
         adopted=sorted(parked.adopted_parents),
+        totals=_sum_up(parked) if key is None and not first else None,
+    )
+
+
+def _sum_up(parked: Parked) -> ParkedTotals:
+    keys = [each for key, each in parked.items() if not isinstance(key, int)]
+    failures = (each.failure for each in keys if each.failure is not None)
+    return ParkedTotals(
+        keys=len(keys),
+        messages=sum(each.messages for each in keys),
+        since_ms=min((each.since_ms for each in keys), default=0),
+        failure=max(failures, key=lambda failure: failure.at_ms, default=None),
     )
 
 

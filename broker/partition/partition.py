@@ -553,6 +553,7 @@ class HostedPartition:
         if group.parked is not None and body.token > group.lock.fence:
             restore_tries = group.parked.clear_retry_times()
         raise_fence(group.lock, token=body.token, session=body.session)
+        group.lock.promise_ms = body.promise_ms
 
         def undo() -> None:
             group.lock = previous_lock

@@ -10,9 +10,15 @@ is no newer owner.
 
 A shared group has one token for all sessions, and the session of its lock is SHARED.
 
+An owner that cannot reach a metaserver may ask for a promise:
+
+    promised ──▶ higher token waits, and ends the promise ──▶ let in when the promise has run out,
+                                                              or the owner has released
+
 Invariants
     The fence never falls. After a higher token was accepted, every call with a lower one is
-    refused.
+    refused. No higher token is accepted while a promise lasts, also after a restart: a promise is
+    given once its record is durable, and lasts from the start of the broker that reads it.
 
 See Kleppmann, "How to do distributed locking" (a token that the resource checks), and QMQ's pull
 lock, which has no token and does not survive a restart.
@@ -54,6 +60,12 @@ class PullLock:
     """When the lock expires, in milliseconds since the broker's machine was booted."""
     released: bool = False
     """True if the owner has released the lock, and must acquire it again."""
+    promise_ms: int = 0
+    """The longest promise to the owner that is recorded, in milliseconds; 0: none."""
+    promised_until_ms: int = 0
+    """When the last promise of this broker's run ends, in milliseconds since boot."""
+    waiting_token: int = 0
+    """The highest token that waits for the end of a promise."""
 
     def holder_at(self, now_ms: int) -> str | None:
         """Return the session that holds the lock now, or None."""
@@ -152,6 +164,7 @@ def raise_fence(lock: PullLock, *, token: int, session: str) -> None:
     lock.session = session
     lock.expires_at_ms = 0
     lock.released = False
+    lock.promise_ms = lock.promised_until_ms = lock.waiting_token = 0
 
 
 def grant_lock(lock: PullLock, *, ttl_ms: int, now_ms: int) -> None:
@@ -164,6 +177,35 @@ def grant_lock(lock: PullLock, *, ttl_ms: int, now_ms: int) -> None:
 def renew(lock: PullLock, *, now_ms: int) -> None:
     """Extend the lock to a full ttl from now, because the owner made a call."""
     lock.expires_at_ms = now_ms + lock.ttl_ms
+
+
+def decide_promise(lock: PullLock, *, token: int, wanted_ms: int, now_ms: int) -> int:
+    """
+    Promise the owner that no higher token is let in, unless one waits, and renew the lock.
+
+    Returns:
+        The length of the promise in milliseconds, which must be recorded before it is told; 0 if
+        there is none.
+    """
+    if token != lock.fence or lock.released or lock.waiting_token > token or lock.is_shared:
+        return 0
+    promise_ms = min(wanted_ms, lock.ttl_ms)
+    renew(lock, now_ms=now_ms)
+    lock.promised_until_ms = max(lock.promised_until_ms, now_ms + promise_ms)
+    lock.promise_ms = max(lock.promise_ms, promise_ms)
+    return promise_ms
+
+
+def promise_left_ms(lock: PullLock, *, now_ms: int, opened_ms: int) -> int:
+    """
+    Return how long no higher token is let in.
+
+    Args:
+        opened_ms: when this broker opened its data folder; recorded promises last from then on.
+    """
+    if lock.released or not lock.promise_ms:
+        return 0
+    return max(0, max(lock.promised_until_ms, opened_ms + lock.promise_ms) - now_ms)
 
 
 def release_lock(lock: PullLock) -> None:

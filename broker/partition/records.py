@@ -2,7 +2,8 @@
 cursors and others. Pure.
 
     PARTITION  {subject, partition}                 map, so that facts can be added
-    FENCE      [group, token, session]
+    FENCE      [group, token, session, promise_ms]
+               promise_ms: omitted if there is no promise
     CURSOR     [group, token, cursor, [[start, end], …], removed_unread, [[offset, tries], …],
                 [[offset, crashes], …]]
                token: the fence at the time of writing; the last three fields are omitted if they
@@ -34,11 +35,15 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class FenceBody(msgspec.Struct, frozen=True, array_like=True):
-    """A record body: the fence of a consumer group on a partition has risen to `token`."""
+    """A record body: the fence of a consumer group on a partition has risen to `token`, or its
+    owner gets a promise.
+    """
 
     group: str
     token: int
     session: str
+    promise_ms: int = 0
+    """How long no higher token is let in, in milliseconds."""
 
 
 class CursorBody(msgspec.Struct, frozen=True, array_like=True):
@@ -139,6 +144,8 @@ def encode_body(partition_id: int, body: Body) -> bytes:
             fields += (body.removed_unread, body.attempts)
         elif body.removed_unread:
             fields += (body.removed_unread,)
+    elif isinstance(body, FenceBody) and not body.promise_ms:
+        fields = (body.group, body.token, body.session)
     elif isinstance(body, ParkedBody) and not body.next_tries:
         fields = (body.group, body.token, body.at_ms, body.changes)
     return encode_record(_encode(fields), kind=_KINDS[type(body)], partition_id=partition_id)

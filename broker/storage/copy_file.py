@@ -10,6 +10,8 @@ Invariants
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from ...protocol.errors import DataFolderError, Reason, StorageError
@@ -32,6 +34,15 @@ class CopyFile(msgspec.Struct, frozen=True, kw_only=True):
     """What the broker has called durable of what the copy has, as of some seconds ago: the copy is
     never cut below it.
     """
+
+
+class Candidate(NamedTuple):
+    """A copy that may be promoted."""
+
+    copy: CopyFile
+    broker_id: str
+    """The id of the data folder that it is a copy of."""
+    log_end: int
 
 
 def is_copy(files: Files) -> bool:

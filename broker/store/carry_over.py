@@ -156,7 +156,7 @@ class CarryOver:
         for group in partition.groups.values():
             lock = group.lock
             bodies = (
-                FenceBody(group.name, lock.fence, lock.session),
+                FenceBody(group.name, lock.fence, lock.session, lock.promise_ms),
                 group.cursor_body(),
             )
             records += [encode_body(partition.partition_id, body) for body in bodies]

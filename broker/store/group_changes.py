@@ -197,6 +197,7 @@ def set_cursor(
 
     Raises:
         FencedError: the fence is higher than the token, or a consumer has this token.
+        BusyError: the group's owner was promised that no higher token is let in.
         OffsetOutOfRangeError: the cursor is beyond the durable messages.
         InvalidRequestError, OverloadedError, BrokerReadOnlyError, CorruptLogError: nothing was
             changed.
@@ -207,6 +208,8 @@ def set_cursor(
     partition.check_not_forgotten(request.group, request.token)
     session = operator_session(request.strategy)
     raises_fence = decide_acquire(group.lock, token=request.token, session=session, ttl_ms=1)
+    if raises_fence:
+        store.check_not_promised(partition.partition_id, group, request.token)
     if request.cursor > partition.readable_offset:
         raise OffsetOutOfRangeError(
             offset=request.cursor,
@@ -279,6 +282,7 @@ def forget_group(
         The group's highest refused token, and a future that is resolved when this is durable.
 
     Raises:
+        BusyError: the group's owner was promised that it stays.
         InvalidRequestError, OverloadedError, BrokerReadOnlyError: nothing was changed.
     """
     check_name("consumer group", request.group)
@@ -286,6 +290,8 @@ def forget_group(
     forgotten_token = partition.forgotten.get(request.group, 0)
     if forgotten_token >= request.token:
         return forgotten_token, store.commit.wait_flushed()
+    if group is not None:
+        store.check_not_promised(partition.partition_id, group, group.lock.fence + 1)
     store.commit.check_room(CONTROL_RECORD_BYTES, is_control=True)
     store.state.mark_dirty(partition)
     body = ForgetBody(request.group, max(request.token, 0 if group is None else group.lock.fence))

@@ -326,6 +326,10 @@ class GroupCommit:
         """Functions that are called after each durable commit."""
         self.copy_wait = CopyWait(self._boot_ns)
         """The wait of the commit that is synced here for copies of the log."""
+        self._is_held = False
+        """True while no further commit may begin."""
+        self._held = asyncio.Event()
+        """Set while none is in progress for that reason; `_running` is true then as well."""
 
     @property
     def has_failed(self) -> bool:
@@ -460,6 +464,36 @@ class GroupCommit:
         self._must_begin_segment = True
         return self.submit(Entry(b""))
 
+    async def hold(self) -> None:
+        """Begin no further commit until `release` or `refuse` is called, and wait for the one in
+        progress. Records that are submitted wait.
+        """
+        self._is_held = True
+        if not self._running:
+            self._running = True
+            self._held.set()
+        await self._held.wait()
+
+    def release(self) -> None:
+        """Go on after a `hold`, which may have been cancelled."""
+        self._is_held = False
+        if self._held.is_set():
+            self._held.clear()
+            self._start_next_commit()
+
+    def refuse(self, error: KeylaneError) -> None:
+        """Let the records that wait since a `hold` fail with an error that says that nothing was
+        done, and store nothing more.
+        """
+        assert self._held.is_set()
+        self._is_held = False
+        self._held.clear()
+        self._failure = error
+        for callback in self._undo_all([]):
+            _notify(callback, error.copy())
+        self._admission.admit(force=True)
+        self._stop_committing()
+
     def wait_flushed(self) -> asyncio.Future[None]:
         """Return a future that is resolved when all submitted records are durable. It fails if
         their commit fails.
@@ -506,6 +540,9 @@ class GroupCommit:
 
     def _start_next_commit(self) -> None:
         """Start the next commit, or stop if no records are waiting."""
+        if self._is_held:
+            self._held.set()
+            return
         try:
             while self._queue or self._deferred_records:
                 if self._failure is not None:  # `check_room` is not called for deferred records

@@ -213,8 +213,9 @@ class Replay:
             known_partition.first_offset, restored_partition.first_offset
         )
         for name, group in restored_partition.groups.items():
+            lock = group.lock
             self._apply_fence(
-                known_partition, FenceBody(name, group.lock.fence, group.lock.session)
+                known_partition, FenceBody(name, lock.fence, lock.session, lock.promise_ms)
             )
             known_partition.apply_cursor(group.cursor_body())
             known_partition.groups[name].parked = group.parked
@@ -268,6 +269,8 @@ class Replay:
             partition.apply_fence(fence)
             partition.groups[fence.group].durable_fence = fence.token
             partition.groups[fence.group].is_durable = True
+        elif fence.token == group.lock.fence:
+            group.lock.promise_ms = max(group.lock.promise_ms, fence.promise_ms)
 
     # ── holes ─────────────────────────────────────────────────────────────────────────────────────
     def on_hole(self, hole: Hole) -> None:

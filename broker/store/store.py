@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from msgspec.structs import replace
@@ -23,17 +23,20 @@ from ...protocol.batch import check_batch, check_lengths, check_unpacks
 from ...protocol.clock import Clock
 from ...protocol.control import HostPartition, TimeBound
 from ...protocol.errors import (
+    BusyError,
     CorruptBatchError,
     CorruptIndexError,
     InvalidRequestError,
     KeylaneError,
     OffsetOutOfRangeError,
+    Reason,
     StorageError,
 )
 from ...protocol.limits import MESSAGE_BYTES_MAX
 from ...protocol.record import HEADER_BYTES
 from ..partition.appends import Duplicate
 from ..partition.partition import Group, HostedPartition, strip_volatile_facts, validate_facts
+from ..partition.pull_lock import promise_left_ms
 from ..partition.records import CursorBody, FenceBody, encode_body
 from ..partition.state import BrokerState, is_plausible_end
 from ..settings import BrokerSettings
@@ -49,8 +52,9 @@ from .agenda import Agenda, EmptyAgenda
 from .carry_over import CarryOver
 from .group_commit import DoneCallback, Entry, GroupCommit, RunBlocking
 from .holds import FirstOffsets, MessageHolds
-from .opening import open_state
+from .opening import Recovery, open_state
 from .quick_sync import QuickSync
+from .rates import Rates
 from .snapshotter import Snapshotter
 from .tail_cache import TailCache
 from .traffic import Traffic
@@ -68,6 +72,8 @@ bytes.
 """
 TAIL_STEP_FACTOR = 4
 """How many times as many messages as before each step of `find_tail` goes back."""
+SAMPLED_MAX = 8
+"""The number of batches whose sizes tell about how large a partition is."""
 DURABLE = "fsync"
 """The name used in replies, receipts and health reports for the durability of an acked record: it
 is on the disk.
@@ -99,11 +105,13 @@ class Store:
         self.log = log
         self.recovered = recovered
         self._clock = clock
+        self._opened_ms = clock.boot_ms()
         self.queues = queues
         self._reader = BatchReader(log, queues)
         self._run_commit = run_commit
         self.run_read = run_read
         self.traffic = Traffic()
+        self.rates = Rates(clock.boot_ms())
         self._cache = TailCache(settings.cache_bytes)
         self.commit = GroupCommit(
             log,
@@ -161,20 +169,22 @@ class Store:
         run_background: RunBlocking | None = None,
         quick: QuickSync | None = None,
         agenda: Agenda | None = None,
+        begun: Recovery | None = None,
     ) -> Store:
         """
         Recover the store of a locked data folder. Blocks.
 
         Args:
             agenda: the scheduled messages, which are recovered as well; None if there are none.
+            begun: a recovery with this agenda that has read a part of the log.
 
         Raises:
             DataFolderError: a newer broker has written to this folder.
         """
-        queues = open_index(files, settings.index)
+        queues = open_index(files, settings.index) if begun is None else begun.queues
         mark_others_incomplete(files, settings.index)
         agenda = agenda or EmptyAgenda()
-        opened_state = open_state(files, queues, agenda, clock=clock)
+        opened_state = open_state(files, queues, agenda, clock=clock, begun=begun)
         recovered = opened_state.recovered
         log = CommitLog(
             files, segment_bytes=settings.segment_bytes, bases=recovered.bases, end=recovered.end
@@ -277,6 +287,12 @@ class Store:
         partition.readable_offset = next_offset
         self.traffic.count_stored(
             partition.facts.subject, messages=entry.count, size_bytes=len(entry.record)
+        )
+        self.rates.count(
+            entry.partition_id,
+            messages=entry.count,
+            size_bytes=len(entry.record),
+            now_ms=self._clock.boot_ms(),
         )
         self._cache.add(
             entry.partition_id,
@@ -438,6 +454,26 @@ class Store:
         )
         return self.commit.submit(entry)
 
+    def promise_left_ms(self, group: Group) -> int:
+        """Return how long a promise keeps higher tokens out of a group, in milliseconds."""
+        return promise_left_ms(group.lock, now_ms=self._clock.boot_ms(), opened_ms=self._opened_ms)
+
+    def check_not_promised(self, partition_id: int, group: Group, token: int) -> None:
+        """End the promise to a group's owner. Raises BusyError while it lasts."""
+        if left_ms := self.promise_left_ms(group):
+            group.lock.waiting_token = max(group.lock.waiting_token, token)
+            raise BusyError(Reason.PROMISED, partition_id=partition_id, left_ms=left_ms)
+
+    def record_promise(
+        self, partition: HostedPartition, group: Group, promise_ms: int, on_done: DoneCallback
+    ) -> None:
+        """Make a promise to a group's owner durable, then call `on_done`."""
+        lock = group.lock
+        self.state.mark_dirty(partition)
+        body = FenceBody(group.name, lock.fence, lock.session, promise_ms)
+        data = encode_body(partition.partition_id, body)
+        self.commit.add(Entry(data, partition_id=partition.partition_id), on_done)
+
     def save_progress(self, partition: HostedPartition, group: Group) -> asyncio.Future[None]:
         """Save the progress like `save_progress_then`. Return a future that is resolved when it is
         durable.
@@ -596,18 +632,44 @@ class Store:
         Raises:
             CorruptLogError: the index is damaged at this place.
         """
-        first, end = partition.first_offset, partition.readable_offset
-        if first == end:
-            return None
-        partition_id = partition.partition_id
+        units = await self._units_at(partition, [partition.first_offset])
+        return units[0] if units else None
+
+    async def stored_bytes(self, partition: HostedPartition) -> int:
+        """
+        Return about how many bytes of the log a partition's messages take, from the sizes of
+        SAMPLED_MAX batches that are spread evenly.
+
+        Raises:
+            CorruptLogError: the index is damaged at such a place.
+        """
+        first, stored = partition.first_offset, partition.readable_offset - partition.first_offset
+        offsets = sorted({first + stored * n // SAMPLED_MAX for n in range(SAMPLED_MAX)})
+        batches = {unit.position: unit for unit in await self._units_at(partition, offsets)}
+        messages = sum(unit.message_count for unit in batches.values())
+        return sum(unit.length for unit in batches.values()) * stored // max(messages, 1)
+
+    async def _units_at(self, partition: HostedPartition, offsets: Sequence[int]) -> list[Unit]:
+        """Return the units of the batches with these offsets; none if there are no messages. Raises
+        CorruptLogError.
+        """
+        partition_id, end = partition.partition_id, partition.readable_offset
+        if partition.first_offset == end:
+            return []
+
+        def find() -> list[Unit]:
+            return [
+                unit
+                for offset in offsets
+                for unit in self.queues.find(partition_id, offset, end=end, bytes_max=1)[:1]
+            ]
+
         try:
-            units = await self.run_read(
-                lambda: self.queues.find(partition_id, first, end=end, bytes_max=1)
-            )
+            units: list[Unit] = await self.run_read(find)
         except CorruptIndexError as error:
             await self.report_index_damage(error)
             raise
-        return units[0] if units else None
+        return units
 
     async def find_tail(self, partition: HostedPartition, *, bytes_max: int) -> int:
         """

@@ -22,9 +22,9 @@ SUBJECTS_MAX = 10_000
 """The maximum number of subjects that are counted separately. Messages of further subjects are
 counted as OTHER.
 """
-GROUPS_MAX = 200
-"""The maximum number of consumer groups that are counted separately: each has a histogram. What
-further groups do is counted as that of group OTHER of subject OTHER.
+GROUPS_MAX = 10_000
+"""The maximum number of consumer groups that are counted separately, in 1.3 kB each. What further
+groups do is counted as that of group OTHER of subject OTHER.
 """
 OTHER = "(other)"
 LATENCY_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 600, 3600)

@@ -131,6 +131,14 @@ def scan_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int = 0
     return _Scan(files, visitor, start=start, durable=durable, trusts_barriers=True).run()
 
 
+def visit_records(files: Files, visitor: Visitor, *, start: int, end: int) -> tuple[int, bool]:
+    """Visit the records in `[start, end)`, of a log to which more may be appended meanwhile. Return
+    the position at which this has stopped, and False if the record there is damaged.
+    """
+    scan = _Scan(files, visitor, start=start, durable=0, trusts_barriers=False)
+    return scan.visit_until(end)
+
+
 class _Scan:
     """One pass over the log."""
 
@@ -168,6 +176,16 @@ class _Scan:
                         intact or next_base, problem or "a segment is missing or truncated"
                     )
         return self._scan_last_segment()
+
+    def visit_until(self, end: int) -> tuple[int, bool]:
+        """See `visit_records`."""
+        for base, next_base in pairwise([*self._bases, end]):
+            size = self._files.size(segment_path(base)) or 0
+            if base <= self._position < min(next_base, end):
+                self._read_records(base, min(next_base, end, base + size))
+                if self._position < next_base < end:
+                    return self._position, False
+        return self._position, True
 
     def _check_segments(self) -> None:
         """Raise DataFolderError if the log is missing, or if its last file begins beyond any end

@@ -91,3 +91,48 @@ async def test_rest_of_the_subjects_never_goes_back_when_one_of_them_is_deleted(
     assert await rest() == 14
     traffic.remove_series({"b"}, hosted=())
     assert await rest() == 14
+
+
+async def families_of(figures: BrokerMetrics) -> dict[str, dict[str, float]]:
+    """Maps the samples of each metric of groups to their values, by group."""
+    return {
+        family.name: {
+            f"{sample.labels['group']} {sample.labels.get('le', '')}".strip(): sample.value
+            for sample in family.samples
+            if not sample.name.endswith("_sum")
+        }
+        for family in await figures.collect()
+        if family.name.startswith("keylane_group_")
+    }
+
+
+async def test_largest_groups_have_figures_of_their_own_when_there_are_too_many(
+    desk: ParkedDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those that came first; the rest is one sample, which never falls."""
+    monkeypatch.setattr(metrics_module, "largest", partial(largest, most=2))
+    monkeypatch.setattr(metrics_module, "LATENCIES_MAX", 2)
+    traffic = desk.store.traffic
+    monkeypatch.setattr(traffic, "remove_groups", lambda hosted: None)
+    figures = BrokerMetrics(desk.store, desk.disk, clock=SystemClock())
+    traffic.groups.clear()
+
+    def act(group: str, count: int) -> None:
+        flow = traffic.group("orders", group)
+        flow.dead += count
+        for _ in range(count):
+            flow.latency.observe(2_000_000)
+
+    for group, count in (("a", 1), ("b", 2), ("c", 9), ("d", 8)):
+        act(group, count)
+    dead, latency = "keylane_group_dead_letters", "keylane_group_latency_seconds"
+    first = await families_of(figures)
+    assert first[dead] == {"c": 9, "d": 8, OTHER: 3}
+    counts = {name: value for name, value in first[latency].items() if name.endswith("+Inf")}
+    assert counts == {"c +Inf": 9, "d +Inf": 8, f"{OTHER} +Inf": 3}
+    act("b", 8)
+    later = await families_of(figures)
+    assert later[dead] == {"c": 9, "b": 10, OTHER: 9}
+    del traffic.groups["orders", "d"]
+    last = await families_of(figures)
+    assert (last[dead][OTHER], last[latency][f"{OTHER} +Inf"]) == (9, 9)

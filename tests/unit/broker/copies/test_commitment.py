@@ -83,3 +83,46 @@ def test_copy_that_is_gone_gives_its_place_to_a_complete_one(wanted, silent, can
     given = {"acked_end": 0, "log_end": 100, "written_end": 100, "is_late": False}
     found = decide_set(commitment, wanted=wanted, **given, candidates=candidates, silent=silent)
     assert found == (None if decided is None else frozenset(decided))
+
+
+def test_no_commit_is_covered_when_too_few_folders_count():
+    """What is proposed counts as well: no answer can make it fewer than the folders that have it."""
+    commitment = Commitment(frozenset(), synced={"a": 100}, least=2)
+    assert not commitment.covers(100)
+    commitment.proposed = frozenset({"a"})
+    assert commitment.covers(100)
+    commitment.confirm(frozenset({"a"}))
+    assert commitment.covers(100)
+    assert not commitment.covers(101)
+
+
+@pytest.mark.parametrize(
+    ("members", "synced", "candidates", "decided"),
+    [
+        (("a", "b"), {"a": 90, "b": 100}, (), ("b",)),
+        (("a", "b"), {"a": 90, "b": 80}, (), ("a",)),
+        (("a", "b"), {"a": 90}, (), ("a",)),
+        (("a",), {"a": 90}, (), None),
+        (("a",), {"a": 90, "b": 90}, ("b",), None),
+        (("a",), {"a": 90, "b": 100}, ("b",), ("a", "b")),
+    ],
+)
+def test_late_copy_stays_when_acks_could_not_go_on_without_it(members, synced, candidates, decided):
+    """It may take the broker's place; and where another one joins, it is left out after that."""
+    commitment = Commitment(frozenset(members), synced=synced, least=2)
+    found = decide_set(
+        commitment,
+        wanted=3,
+        acked_end=80,
+        log_end=95,
+        written_end=100,
+        is_late=True,
+        candidates=candidates,
+    )
+    assert found == (None if decided is None else frozenset(decided))
+
+
+def test_copy_that_has_lost_what_was_acked_is_left_out_although_too_few_are_left():
+    commitment = Commitment(frozenset({"a"}), synced={"a": 79}, least=2)
+    given = {"acked_end": 80, "log_end": 95, "written_end": 100, "is_late": False}
+    assert decide_set(commitment, wanted=3, **given, candidates=()) == frozenset()

@@ -41,6 +41,7 @@ async def test_scrape_says_that_copies_are_wanted_when_none_follows(kept: KeptSe
     await eventually(lambda: kept.keeper.stored is not None)
     assert await kept.figures() == NOTHING | {
         "keylane_broker_copies_wanted": 1,
+        "keylane_broker_copies_term": 0,
         "keylane_broker_copies_in_set": 0,
     }
 
@@ -58,6 +59,7 @@ async def test_scrape_says_how_many_copies_are_wanted_and_in_the_set(kept: KeptS
     await appending
     assert await kept.figures() == NOTHING | {
         "keylane_broker_copies_wanted": 1,
+        "keylane_broker_copies_term": 0,
         "keylane_broker_copies_in_set": 1,
         "keylane_broker_copy_wait_seconds_count": 1,
         "keylane_broker_copy_wait_seconds_sum": 0.04,

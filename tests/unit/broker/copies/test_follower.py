@@ -17,6 +17,7 @@ import pytest
 
 from keylane.broker.copies.commitment import Commitment
 from keylane.broker.copies.copied_log import CopiedLog
+from keylane.broker.copies.folding import Folding
 from keylane.broker.copies.follow_service import REMEMBERED_MAX, FollowService
 from keylane.broker.copies.follower import NOTED_EVERY_MS, Follower
 from keylane.broker.metrics import collect_copies
@@ -26,6 +27,7 @@ from keylane.broker.partition.image import encode_partition
 from keylane.broker.storage.copy_file import CopyFile, read_copy_file
 from keylane.broker.storage.data_folder import copy_origin
 from keylane.broker.storage.log.commit_log import segment_bases, segment_path
+from keylane.broker.store.agenda import EmptyAgenda
 from keylane.broker.store.group_commit import Entry
 from keylane.broker.store.store import Store
 from keylane.protocol.copies import TakeOver
@@ -720,6 +722,81 @@ async def test_follower_has_the_place_of_its_broker_when_a_metaserver_gives_it()
     assert [each.log_end for each in asked] == [asked[0].log_end, broker.store.log.end]
     assert asked[0].copy_id == copy_of(disk).copy_id
     promote_candidate(disk, read_candidate(disk))
+
+
+async def test_copy_says_once_why_it_does_not_take_the_place_of_its_broker(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broker, disk = await filled(), SimDisk()
+    asked: list[TakeOver] = []
+
+    async def call(_endpoint: object, request: TakeOver, *, group: str) -> None:
+        asked.append(request)
+        raise ConflictError(Reason.COPY_LACKS_ACKED, f"acks of {group} do not wait for it")
+
+    follower = follower_of(broker, disk)
+    follower._takes_over = True
+    follower._meta = SimpleNamespace(health=broker.health, call=call)  # type: ignore[assignment]
+    task = asyncio.ensure_future(follower.run())
+    await until_equal(broker, follower, task)
+    broker.is_silent = True
+    await eventually(lambda: len(asked) > 2)
+    told = [each for each in caplog.messages if "does not take the place" in each]
+    assert len(told) == 1
+    assert told[0].endswith("of the broker of group g1: acks of g1 do not wait for it")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_copy_that_is_kept_ready_has_the_state_that_a_start_reads() -> None:
+    """Over a removal of segments, and after its log was begun anew."""
+    broker, disk = await filled(), SimDisk()
+    clock = ManualClock()
+    folding = Folding(disk, "file", make_agenda=EmptyAgenda, clock=clock, run_blocking=in_place)
+    follower = follower_of(broker, disk)
+    follower._folding = folding
+    task = asyncio.ensure_future(follower.run())
+    await until_equal(broker, follower, task)
+    await broker.send(40)
+    await broker.remove(segment_bases(broker.disk)[-2])
+    await until_equal(broker, follower, task)
+    folding.begin_anew()
+    await broker.send(2)
+    await until_equal(broker, follower, task)
+    end = broker.store.log.end
+
+    def applied() -> bool:
+        return folding._recovery is not None and folding._recovery.position == end
+
+    await eventually(applied)  # it knows after the next answer that all is durable
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    recovery = await folding.finish()
+    assert recovery is not None
+    ours = recovery.finish().state.partitions
+    theirs = broker.store.state.partitions
+    assert sorted(ours.ids()) == sorted(theirs.ids())
+    for each in theirs.ids():
+        assert ours[each].next_offset == theirs[each].next_offset
+        assert ours[each].producers.keys() == theirs[each].producers.keys()
+
+
+async def test_follower_finds_its_broker_again_when_no_metaserver_answers():
+    broker, disk = await filled(), SimDisk()
+    follower = follower_of(broker, disk)
+    task = asyncio.ensure_future(follower.run())
+    await until_equal(broker, follower, task)
+
+    async def health() -> None:
+        raise NotSentError("no metaserver answers")
+
+    follower._meta = SimpleNamespace(health=health)  # type: ignore[assignment]
+    broker.is_silent = True
+    await eventually(lambda: follower._broker is None)
+    broker.is_silent = False
+    await broker.send(2)
+    await until_equal(broker, follower, task)
+    await stop(task)
 
 
 async def test_copy_does_not_count_with_what_it_is_about_to_store():

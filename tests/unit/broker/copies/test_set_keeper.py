@@ -9,13 +9,21 @@ import pytest
 from msgspec.structs import replace
 
 from keylane.broker.copies import set_keeper
-from keylane.broker.copies.set_keeper import AWAY_MS, IDLE_POLL_MS, POLL_MS, REMEMBERED_MAX
+from keylane.broker.copies.set_keeper import (
+    AWAY_MS,
+    AWAY_MS_MAX,
+    IDLE_POLL_MS,
+    POLL_MS,
+    REMEMBERED_MAX,
+    SILENT_MS,
+    Away,
+)
 from keylane.broker.storage.data_folder import has_copies
 from keylane.protocol.copies import CopySet
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
     FlushFailedError,
-    NotFoundError,
+    InvalidRequestError,
     NotSentError,
     StorageError,
 )
@@ -68,6 +76,19 @@ async def test_ack_goes_on_without_a_copy_that_is_late(kept: KeptSet):
     await eventually(lambda: kept.stored.members == (COPY_ID,))
 
 
+def test_copy_stays_away_for_longer_when_it_is_late_again_and_again():
+    """A restarted copy is back in a second, and one whose disk is too slow does not stop all acks
+    once a second.
+    """
+    away, now_ms, lengths = Away(), 0, []
+    for _ in range(7):
+        away = away.next(now_ms)
+        lengths.append(away.until_ms - now_ms)
+        now_ms = away.until_ms + 500
+    assert lengths == [1_000, 2_000, 4_000, 8_000, 16_000, 20_000, 20_000]
+    assert away.next(away.until_ms + AWAY_MS_MAX).length_ms == AWAY_MS
+
+
 async def test_ack_stands_still_when_no_metaserver_leaves_the_late_copy_out(kept: KeptSet):
     kept.error = NotSentError("no metaserver answers")
     appending = begin_append(kept)
@@ -111,6 +132,29 @@ async def test_copy_counts_while_it_is_not_known_whether_it_has_joined():
     kept.report()
     await appending
     await kept.stop()
+
+
+async def test_proposed_copy_counts_when_a_hand_over_asks_meanwhile():
+    """It may be stored yet: a commit without it could be lost."""
+    kept = KeptSet()
+    await kept.desk.host()
+    kept.start()
+    await eventually(lambda: kept.keeper.stored is not None)
+    kept.error = NotSentError("no metaserver answers")
+    kept.report()
+    await eventually(lambda: kept.keeper.commitment.proposed == {COPY_ID})
+    kept.error = None
+    assert not await kept.keeper.was_replaced()
+    assert kept.keeper.commitment.counted == {COPY_ID}
+    await kept.stop()
+
+
+async def test_copy_counts_when_a_hand_over_hears_of_an_older_set(kept: KeptSet):
+    """The answer was on its way for longer than the one that says that the copy has joined."""
+    newer, kept.stored = kept.stored, CopySet(wanted=2)
+    assert not await kept.keeper.was_replaced()
+    kept.stored = newer
+    assert kept.keeper.commitment.members == {COPY_ID}
 
 
 async def test_commit_that_waits_fails_when_a_copy_was_promoted(kept: KeptSet):
@@ -202,7 +246,7 @@ async def test_folder_says_that_it_has_copies_when_a_write_has_failed_before(
     await eventually(lambda: not has_copies(kept.disk))
     monkeypatch.setattr(set_keeper, "record_copies", record)
     kept.stored = replace(kept.stored, wanted=2, version=kept.stored.version + 1)
-    kept.clock.advance(AWAY_MS)
+    kept.clock.advance(POLL_MS)
     kept.report()
     await eventually(lambda: kept.stored.members == (COPY_ID,))
     assert has_copies(kept.disk)
@@ -277,7 +321,7 @@ async def test_broker_without_copies_asks_now_and_then(caplog):
 async def test_broker_without_copies_acks_when_its_metaserver_does_not_know_sets():
     """A metaserver of the version before."""
     kept = KeptSet()
-    kept.error = NotFoundError("no such call")
+    kept.error = InvalidRequestError("404 Not Found", unknown_call=1)
     await kept.desk.host()
     kept.start()
     kept.report()
@@ -296,7 +340,7 @@ async def test_acks_wait_for_no_copy_when_one_folder_is_wanted_again(kept: KeptS
 
 
 async def test_another_copy_takes_the_place_of_one_that_is_gone(kept: KeptSet):
-    kept.clock.advance(AWAY_MS + 1)
+    kept.clock.advance(SILENT_MS + 1)
     kept.report(OTHER_ID)
     await eventually(lambda: kept.stored.members == (OTHER_ID,))
 
@@ -309,3 +353,35 @@ async def test_copies_that_reported_long_ago_are_forgotten_unless_they_count(kep
     assert len(synced) == REMEMBERED_MAX
     assert {COPY_ID, f"{REMEMBERED_MAX + 9:032}"} < synced.keys()
     assert f"{0:032}" not in synced
+
+
+async def test_ack_waits_until_as_many_folders_have_it_as_are_asked_for(kept: KeptSet):
+    """A late copy stays in the set meanwhile, and acks go on when another one has joined."""
+    kept.stored = replace(kept.stored, wanted=3, least=2, version=kept.stored.version + 1)
+    kept.clock.advance(POLL_MS)
+    await eventually(lambda: kept.keeper.commitment.least == 2)
+    appending = begin_append(kept)
+    await asyncio.sleep(0.01)
+    kept.clock.advance(4_000)
+    await asyncio.sleep(0.3)
+    assert not appending.done()
+    assert kept.stored.members == (COPY_ID,)
+    assert "until 2 data folders have everything, and 1 has it" in kept.keeper.problem
+    kept.report(OTHER_ID)
+    await appending
+    await eventually(lambda: kept.stored.members == (OTHER_ID,))
+    assert kept.keeper.problem == ""
+
+
+async def test_broker_acks_when_fewer_folders_are_enough_again():
+    kept = KeptSet(stored=CopySet(wanted=3, least=2))
+    await kept.desk.host()
+    kept.start()
+    await eventually(lambda: kept.keeper.commitment.least == 2)
+    appending = begin_append(kept)
+    await asyncio.sleep(0.3)
+    assert not appending.done()
+    kept.stored = CopySet(wanted=3, version=1)
+    kept.clock.advance(POLL_MS)
+    await appending
+    await kept.stop()

@@ -53,6 +53,21 @@ def test_messages_that_wait_for_retry_are_listed_on_request():
     assert (len(first.keys), first.more) == (1, True)
 
 
+def test_totals_are_of_all_keys_with_their_newest_failure_whatever_the_page_holds():
+    parked = parked_of(
+        *(Park(b"%d" % number, ((number, number + 1),), FAILURE) for number in range(30)),
+        Park(b"late", ((40, 42),), Failure("KeyError", "newest", "c", 90, 1)),
+        Park(3, ((50, 60),), Failure("OSError", "it is tried again", "c", 99, 1)),
+    )
+    page = build_parked_list(parked, "g", 0, 10, retrying=True)
+    assert (len(page.keys), page.more) == (10, True)
+    totals = page.totals
+    assert (totals.keys, totals.messages, totals.since_ms) == (31, 32, 5)
+    assert totals.failure.text == "newest"
+    assert build_parked_list(parked, "g", 10, 10).totals is None
+    assert build_parked_list(parked, "g", 0, 10, key=b"late").totals is None
+
+
 @pytest.mark.parametrize(("hexed", "key"), [("4e31", b"N1"), ("", b""), (None, None)])
 def test_key_is_read_from_hexadecimal(hexed: str | None, key: bytes | None):
     assert changes_for_operator(ChangeParkedKey(group="g", key_hex=hexed)) == [Redrive(key)]
