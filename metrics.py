@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
 
 __all__ = ["ClientCollector", "register"]
+_CONSUMER_COUNTS = (
+    ("received_messages", "messages", "Messages that were pulled."),
+    ("received_bytes", "bytes", "Bytes of the pulled batches."),
+    ("failed_tries", "failed_tries", "Tries of messages that failed in the handler."),
+    ("lost_leases", "lost_leases", "Partitions that were lost without a hand-over."),
+)
+"""(name of the metric, field of ConsumerCounts, text) of each count."""
 
 
 class ClientCollector:
@@ -101,30 +108,9 @@ def _collect_consumers() -> Iterable[Metric]:
         lags[labels] = sum(lag for _, lag in loads)
         for counts in each:
             total.add(counts)
-    yield labelled(
-        "keylane_consumer_received_messages_total",
-        "Messages that were pulled.",
-        {labels: total.messages for labels, total in totals.items()},
-        counts=True,
-    )
-    yield labelled(
-        "keylane_consumer_received_bytes_total",
-        "Bytes of the pulled batches.",
-        {labels: total.bytes for labels, total in totals.items()},
-        counts=True,
-    )
-    yield labelled(
-        "keylane_consumer_failed_tries_total",
-        "Tries of messages that failed in the handler.",
-        {labels: total.failed_tries for labels, total in totals.items()},
-        counts=True,
-    )
-    yield labelled(
-        "keylane_consumer_lost_leases_total",
-        "Partitions that were lost without a hand-over.",
-        {labels: total.lost_leases for labels, total in totals.items()},
-        counts=True,
-    )
+    for name, field, text in _CONSUMER_COUNTS:
+        values = {labels: getattr(total, field) for labels, total in totals.items()}
+        yield labelled(f"keylane_consumer_{name}_total", text, values, counts=True)
     yield labelled("keylane_consumer_partitions", "Partitions that the consumers have.", partitions)
     yield labelled(
         "keylane_consumer_lag_messages", "Messages of these partitions from the cursors on.", lags

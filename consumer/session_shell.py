@@ -388,6 +388,8 @@ class SessionShell:
             )
         elif note.kind is NoteKind.FENCED:
             log.info("%s: the broker has seen a higher token", self.log_name)
+        elif note.kind is NoteKind.WANTED:
+            log.info("%s is handed over: its broker has another owner waiting", self.log_name)
         elif note.kind is NoteKind.LOST:
             log.warning(
                 "%s: the lease ended while %s acked; no handler gets these messages, as with any "
@@ -545,7 +547,7 @@ class SessionShell:
     def renewed_ms(self) -> int:
         """The boot time, in milliseconds, of the heartbeat that last renewed the lease."""
         settings = self.state.settings
-        return self.state.tenure.until_ms - settings.ttl_ms + settings.margin_ms
+        return self.state.tenure.granted_until_ms - settings.ttl_ms + settings.margin_ms
 
     @property
     def lag_messages(self) -> int:

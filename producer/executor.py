@@ -53,6 +53,10 @@ from .trying.tries import retry_until_done, to_keylane_error
 from .waiting import NOT_WAITING, PartitionWaits, WaitCause
 
 log = logging.getLogger("keylane.producer")
+SUCCESSOR_WAIT_MS = 500
+"""How long an executor waits for a newer route before it asks the broker that refused it again, in
+milliseconds.
+"""
 
 
 class Executor:
@@ -231,6 +235,12 @@ class Executor:
             while self.idle:
                 self._wake.clear()
                 await self._wake.wait()
+        if self.state.refuses and self.idle:
+            # An open channel does not mean that the broker accepts what it has refused: a newer
+            # route has its successor.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SUCCESSOR_WAIT_MS / 1000):
+                    await self._wake.wait()
         if self._broker is None:
             text = "the metaserver knows no broker of this group that answers"
             raise NotSentError(text, broker_group=self.group.broker_group)
@@ -590,6 +600,7 @@ class Executor:
                 error.message,
             )
         self._waits.suspend()
+        self._wake.clear()
         self._owner.reassign_batches(self, batches, step)
         self._notify_if_empty()
 
@@ -666,6 +677,7 @@ class Executor:
         """
         self.partition = msgspec.structs.replace(self.partition, address=address)
         self._broker = broker
+        self._wake.set()
         self._broker_load.remove(self)
         self._leave_broker_load()
         self._broker_load = self._send_scheduler.get_load(address)

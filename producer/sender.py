@@ -369,13 +369,17 @@ class SubjectSender:
             order_strategy=self._order_strategy,
             subject_id=current_route.subject_id,
         )
-        if urgent:
-            return await fetch_newer(wait_ms=URGENT_WAIT_MS, waiting=self._waiting_for_brokers())
-        async with Race() as race:
-            call = race.start(fetch_newer(wait_ms=PULL_WAIT_MS_MAX))
-            race.start(self._refresh_requested.wait())
-            await race.first()
-            return call.result() if call.done() else current_route
+        if not urgent:
+            async with Race() as race:
+                call = race.start(fetch_newer(wait_ms=PULL_WAIT_MS_MAX))
+                race.start(self._refresh_requested.wait())
+                await race.first()
+                if call.done():
+                    return call.result()
+            # The current route is not applied again: messages that a broker has refused would be
+            # sent to it at once.
+            self._refresh_requested.clear()
+        return await fetch_newer(wait_ms=URGENT_WAIT_MS, waiting=self._waiting_for_brokers())
 
     def _refusing_broker_cause(self) -> WaitCause:
         """Return the error cause of an open partition whose broker refuses messages, or

@@ -173,6 +173,7 @@ class Reader(LoopBoundClient, Generic[V]):
         tls: TlsSettings | None = None,
         token: str | None = None,
         _environment: Environment | None = None,
+        _left_out: Collection[int] = (),
     ) -> None:
         """
         Create a reader; `async with` opens it.
@@ -217,6 +218,8 @@ class Reader(LoopBoundClient, Generic[V]):
             where=where,
         )
         self._codec = codec
+        self._left_out = frozenset(_left_out)
+        """The partitions that are not read, because their brokers do not answer."""
         self._call_timeout_ms = call_timeout_ms
         self._connections = Connections(
             self._environment.network,
@@ -383,6 +386,8 @@ class Reader(LoopBoundClient, Generic[V]):
                 subject=self._wanted.subject,
             )
         self._update_lineage(history)
+        for partition_id in self._left_out & self._lineage.unread_ids:
+            self._lineage.finish(partition_id)
         unread_partitions = [
             entry.partition
             for entry in history

@@ -63,7 +63,14 @@ from .hand_over import ack_here, fence, stop
 from .lanes import ClosedBatch
 from .offsets import NEVER, ranges_of
 from .outcomes import end_awaited, serve_awaited_batch
-from .state import CallSlot, PartitionSession, SessionPhase, SuspectMessages, SuspectPhase
+from .state import (
+    PROMISES_PER_TTL,
+    CallSlot,
+    PartitionSession,
+    SessionPhase,
+    SuspectMessages,
+    SuspectPhase,
+)
 from .taking import end_suspect, expire_fill, hand_out_suspect, pass_over_suspect
 from .windows import is_own, on_listed, on_stored, on_window_failed, read_due
 
@@ -182,16 +189,25 @@ def _send_changes(session: PartitionSession, now_ms: int) -> None:
     session.output.requests.append(SendChanges(frame, tuple(changes)))
 
 
-def _renewal_ms(session: PartitionSession) -> int:
-    """Return when an ack request is due although nothing is to be acked: it keeps the pull lock,
-    and messages that handlers of a shared group have.
-    """
-    if session.settings.broadcast or (not session.intake.held and session.is_idle):
+def _promise_due_ms(session: PartitionSession) -> int:
+    """Return when the broker is asked for a promise; NEVER: the metaserver's lease is enough."""
+    tenure, settings = session.tenure, session.settings
+    if settings.broadcast or session.flights.is_shared or not tenure.is_live:
         return NEVER
+    return tenure.promise_due_ms(settings.ttl_ms)
+
+
+def _renewal_ms(session: PartitionSession) -> int:
+    """Return when an ack request is due although nothing is to be acked: it asks for a promise, or
+    keeps the pull lock, and messages that handlers of a shared group have.
+    """
+    promise_ms = _promise_due_ms(session)
+    if session.settings.broadcast or (not session.intake.held and session.is_idle):
+        return promise_ms
     idle_ms = session.settings.ttl_ms // 3
     if session.flights.is_shared and session.lanes.in_hand:
         idle_ms = min(idle_ms, session.flights.renewal_ms)
-    return session.acks.sent_ms + idle_ms
+    return min(session.acks.sent_ms + idle_ms, promise_ms)
 
 
 def _held(session: PartitionSession) -> tuple[Range, ...]:
@@ -215,17 +231,23 @@ def _may_send_acks(session: PartitionSession) -> bool:
 
 
 def _send_acks(session: PartitionSession, now_ms: int) -> None:
-    acks = session.acks
+    acks, settings = session.acks, session.settings
     if not _may_send_acks(session):
         return
     if now_ms < acks.due_ms and now_ms < _renewal_ms(session):
         return
-    if session.settings.broadcast:
+    if settings.broadcast:
         ack_here(session)
     elif session.calls.ack.begin(now_ms):
         request = acks.request(
-            session.tenure.lease, now_ms, _held(session), session.settings.in_flight_ms
+            session.tenure.lease,
+            now_ms,
+            _held(session),
+            settings.in_flight_ms,
+            settings.ttl_ms // PROMISES_PER_TTL if now_ms >= _promise_due_ms(session) else 0,
         )
+        if request.promise_ms:
+            session.tenure.asked_ms = now_ms
         session.output.requests.append(request)
 
 
@@ -397,6 +419,12 @@ def on_acked(session: PartitionSession, answer: Acked, now_ms: int) -> None:
     assert sent is not None
     session.calls.ack.end()
     acks.confirm()
+    if answer.is_wanted:
+        session.output.notes.append(Note(NoteKind.WANTED))
+        stop(session, session.settings.handover_ms, now_ms)
+    elif answer.promise_ms:
+        end_ms = acks.sent_ms + answer.promise_ms - session.settings.margin_ms
+        session.tenure.extend(end_ms, now_ms)
     session.offsets.cursor = max(session.offsets.cursor, answer.cursor)
     session.parking.version = max(session.parking.version, answer.parked_version)
     if acks.due_ms == NEVER and (acks.handled or acks.tries or acks.begun):
@@ -502,6 +530,8 @@ def _on_ack_failed(session: PartitionSession, error: KeylaneError, now_ms: int) 
     acks = session.acks
     if not isinstance(error, OverloadedError):
         is_renewal = acks.sent is not None and bool(acks.sent.held)
+        if acks.sent is not None and acks.sent.promise_ms:
+            session.tenure.asked_ms = -NEVER
         acks.retract()
         if acks.handled or acks.tries or acks.begun or is_renewal:
             session.make_ack_due(now_ms)

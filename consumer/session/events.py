@@ -113,6 +113,7 @@ class NoteKind(enum.StrEnum):
 
     LAPSED = "its lease has ended"
     FENCED = "its broker has seen a newer fencing token"
+    WANTED = "its broker has another owner waiting"
     MISSED = "messages were removed before the group got them"
     CRASHED = "a message ended the process of its consumer"
     CAREFUL = "messages are handed out one at a time, because one may have ended two processes"

@@ -455,7 +455,12 @@ class PendingAcks:
         return self.handled.is_refused or not (self.handled or self.tries)
 
     def request(
-        self, lease: HeldLease, now_ms: int, held: tuple[Range, ...], in_flight_ms: int
+        self,
+        lease: HeldLease,
+        now_ms: int,
+        held: tuple[Range, ...],
+        in_flight_ms: int,
+        promise_ms: int = 0,
     ) -> Ack:
         """Return the next request, which is then in flight."""
         self.due_ms = NEVER
@@ -467,7 +472,8 @@ class PendingAcks:
         if self.failing:
             self.failing.forget_acked(ranges)
             failing = self.failing.oldest(self.handled)
-        self.sent = Ack(*lease, ranges, tries, failing, begun, held, in_flight_ms if held else 0)
+        in_flight_ms = in_flight_ms if held else 0
+        self.sent = Ack(*lease, ranges, tries, failing, begun, held, in_flight_ms, promise_ms)
         return self.sent
 
     def confirm(self) -> None:

@@ -57,6 +57,15 @@ class SessionPhase(enum.Enum):
     ENDED = enum.auto()
 
 
+ASK_PERCENT = 30
+"""What is left of a lease, as a percentage of its ttl, when its broker is asked for a promise.
+Heartbeats that are answered renew the lease earlier.
+"""
+ASKS_PER_TTL = 6
+PROMISES_PER_TTL = 2
+"""A promise lasts for the ttl divided by this number."""
+
+
 @dataclass(slots=True, eq=False)
 class Tenure:
     """The lease of one session; all times are boot-clock milliseconds."""
@@ -68,7 +77,11 @@ class Tenure:
     """False: the hand-over waits for the program's callbacks before it flushes."""
     phase: SessionPhase = SessionPhase.ACQUIRING
     until_ms: int = 0
-    """The end of the lease."""
+    """The end of the lease, or of the broker's promise if that is later."""
+    granted_until_ms: int = 0
+    """The end of the lease, as the metaserver renewed it."""
+    asked_ms: int = -NEVER
+    """When the broker was last asked for a promise."""
     is_acquired: bool = False
     """True once the broker has raised the fence, and its parked keys are known."""
     is_paused: bool = False
@@ -114,8 +127,25 @@ class Tenure:
 
     def renew(self, until_ms: int, now_ms: int) -> None:
         """Extend the lease, unless it has ended."""
-        if self.fence is None and (now_ms < self.until_ms or not self.until_ms):
-            self.until_ms = until_ms
+        if self._may_extend(now_ms):
+            promised_until_ms = self.until_ms if self.until_ms > self.granted_until_ms else 0
+            self.granted_until_ms = until_ms
+            self.until_ms = max(until_ms, promised_until_ms)
+
+    def extend(self, until_ms: int, now_ms: int) -> None:
+        """Let handlers run until the end of a broker's promise, unless the lease has ended."""
+        if self._may_extend(now_ms):
+            self.until_ms = max(self.until_ms, until_ms)
+
+    def _may_extend(self, now_ms: int) -> bool:
+        return self.fence is None and (now_ms < self.until_ms or not self.until_ms)
+
+    def promise_due_ms(self, ttl_ms: int) -> int:
+        """Return when to ask the broker for a promise: when heartbeats have failed for so long that
+        ASK_PERCENT of the ttl are left, and then ASKS_PER_TTL times per ttl.
+        """
+        first_ms = self.granted_until_ms - ttl_ms * ASK_PERCENT // 100
+        return max(first_ms, self.asked_ms + ttl_ms // ASKS_PER_TTL)
 
 
 CRASHES_MAX = 2

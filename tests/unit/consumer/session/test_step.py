@@ -670,7 +670,7 @@ def test_paused_session_renews_the_pull_lock():
 def test_pull_that_waits_at_the_broker_keeps_the_lock_while_all_is_acked():
     steps = Steps(A, ttl_ms=9_000)
     assert steps.requested(Pull)
-    assert steps.ready.wait_until_ms == steps.session.tenure.until_ms
+    assert steps.ready.wait_until_ms == steps.session.tenure.promise_due_ms(9_000)
     steps.step(Tick(), after_ms=20_000)
     assert not steps.requested(Ack)
     steps.pull(1)
