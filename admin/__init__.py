@@ -19,7 +19,7 @@ from ..protocol.control import (
     TimeBound,
     WaitingProducer,
 )
-from ..protocol.copies import CopySet
+from ..protocol.copies import CopySet, HandedOver
 from ..protocol.groups import GroupPolicy, GroupSettings, GroupStart, StartAt
 from ..protocol.http.access import (
     AuditEvent,
@@ -36,8 +36,11 @@ from ..protocol.http.access import (
 )
 from ..protocol.membership.views import ClusterView, MemberView
 from ..protocol.operations import (
+    BalanceMove,
+    BalancePlan,
     BusySubject,
     GroupLoss,
+    LeftOut,
     LossView,
     OperationKind,
     OperationList,
@@ -66,7 +69,7 @@ from ..protocol.scheduled.receipt import CancelOutcome, ScheduledView
 from ..protocol.verification import CheckView, Verification
 from ..protocol.why import Cause, Explanation
 from .client import Admin
-from .parked_views import ParkedKeyView, ParkedMessage
+from .parked_views import ParkedKeyView, ParkedMessage, ParkedPage
 from .undrained import UndrainedPartition
 from .views import (
     BrokerList,
@@ -97,6 +100,8 @@ __all__ = [
     "TokenList",
     "TokenView",
     "Admin",
+    "BalanceMove",
+    "BalancePlan",
     "BrokerList",
     "BrokerView",
     "BusySubject",
@@ -123,9 +128,11 @@ __all__ = [
     "GroupLoss",
     "GroupView",
     "Health",
+    "HandedOver",
     "HoldView",
     "GroupReport",
     "PartitionReport",
+    "LeftOut",
     "LossView",
     "OperationKind",
     "OperationList",
@@ -134,6 +141,7 @@ __all__ = [
     "ParkState",
     "ParkedKeyView",
     "ParkedMessage",
+    "ParkedPage",
     "OwnerView",
     "Partition",
     "PartitionDescription",

@@ -42,7 +42,7 @@ from ..protocol.control import (
     SubjectView,
     SwitchGroup,
 )
-from ..protocol.copies import CopySet, PromoteCopy, SetCopies
+from ..protocol.copies import CopySet, HandedOver, HandOver, PromoteCopy, SetCopies
 from ..protocol.errors import (
     AccessDeniedError,
     ConfigError,
@@ -90,6 +90,7 @@ from ..protocol.membership.views import ClusterView
 from ..protocol.message import check_message_size, encode_key, pack_properties
 from ..protocol.operations import (
     ROUTE_FINAL,
+    BalancePlan,
     Cordon,
     HideSubject,
     OperationKind,
@@ -98,6 +99,7 @@ from ..protocol.operations import (
     Publication,
     PublishSubject,
     Reshape,
+    SetBalance,
     SetSubject,
     SubjectHistory,
 )
@@ -140,6 +142,7 @@ from .parked_views import (
     ParkedFilter,
     ParkedKeyView,
     ParkedMessage,
+    ParkedPage,
     Row,
     find_oldest_view,
     select_views_being_adopted,
@@ -175,6 +178,10 @@ PAGED_MIN = 16
 """From this many partitions of one broker on, their statuses are read by the page."""
 HOSTED_MAX = 20_000
 """The largest number of partitions of each broker that `list_hosted` returns."""
+PROBE_MS = 300
+"""How long it is tried to connect to a silent broker, in milliseconds."""
+PROBED_MAX = 64
+"""The largest number of silent brokers that are tried, all at the same time."""
 REDRIVE_CONCURRENCY = 64
 """Maximum number of keys that are redriven concurrently; a broker syncs them to disk together."""
 
@@ -300,7 +307,12 @@ class Admin(LoopBoundClient):
         return [subject for subject in subjects if hidden or not subject.hidden_for]
 
     async def describe_subject(
-        self, subject: str, *, holds: bool = True, within_s: float | None = None
+        self,
+        subject: str,
+        *,
+        holds: bool = True,
+        sizes: bool = False,
+        within_s: float | None = None,
     ) -> SubjectDescription:
         """
         Return a subject's settings, and each partition with its broker, state and offsets.
@@ -310,17 +322,21 @@ class Admin(LoopBoundClient):
 
         Args:
             holds: False leaves out the holds, which takes one call for many partitions.
+            sizes: True also asks about how many bytes each partition stores.
             within_s: how long to wait for each broker, in seconds; None: the timeout of a call.
 
         Raises:
             SubjectUnknownError
         """
-        check_no_call_problems(flag_problems(holds=holds))
+        check_no_call_problems(flag_problems(holds=holds, sizes=sizes))
         view = await self._metaserver_client.call(
             endpoints.SUBJECT, subject=check_name("subject", subject)
         )
         statuses = await self._fetch_statuses(
-            view.route.partitions, within_s=within_s, by_page=not holds
+            view.route.partitions,
+            within_s=within_s,
+            by_page=not (holds or sizes),
+            with_size=sizes,
         )
         return views.describe_subject(view, statuses)
 
@@ -985,6 +1001,31 @@ class Admin(LoopBoundClient):
         )
         return await self._metaserver_client.call(endpoints.RESHAPE, body)
 
+    async def plan_balance(self, *, exclude: Sequence[str] = ()) -> BalancePlan:
+        """
+        Return the moves of partitions that balance the broker groups: each of them has as many
+        partitions as the others, of each subject and of all, and stores about as many bytes a
+        second. Changes nothing; `move` does a move.
+
+        Args:
+            exclude: broker groups that neither get nor give partitions.
+
+        Raises:
+            NotFoundError: an excluded broker group has never sent a report.
+        """
+        for name in exclude:
+            check_name("broker group", name)
+        return await self._metaserver_client.call(
+            endpoints.BALANCE, query={"exclude": ",".join(exclude) or None}
+        )
+
+    async def stop_balance(self, *, stopped: bool = True) -> BalancePlan:
+        """Stop the metaservers that balance by themselves, or let them go on with `stopped=False`.
+        Return the plan at that time.
+        """
+        body = convert_argument(SetBalance, {"stopped": stopped})
+        return await self._metaserver_client.call(endpoints.SET_BALANCE, body)
+
     async def list_operations(self, subject: str) -> list[OperationView]:
         """
         List the latest operations of a subject, newest first, each with the reason why it is
@@ -998,6 +1039,15 @@ class Admin(LoopBoundClient):
                 endpoints.OPERATIONS, subject=check_name("subject", subject)
             )
         ).operations
+
+    async def list_waiting_operations(self) -> list[OperationView]:
+        """
+        List the latest operations of all subjects that wait, newest first, each with the reason.
+
+        Raises:
+            AccessDeniedError: the caller has no right on every subject.
+        """
+        return (await self._metaserver_client.call(endpoints.WAITING_OPERATIONS)).operations
 
     @survives_cancel
     async def follow(self, operation: OperationView) -> AsyncGenerator[OperationView, None]:
@@ -1181,6 +1231,33 @@ class Admin(LoopBoundClient):
             by_error=by_error,
         ):
             yield view
+
+    async def parked_page(
+        self, subject: str, group: str, partition_id: int, *, first: int = 0, count: int = 100
+    ) -> ParkedPage:
+        """
+        Return some of the keys that a consumer group has parked on a partition, and of the messages
+        that wait to be retried, in the broker's order. It reads no more than these, however many
+        are parked. If keys are freed between two pages, the second one leaves out as many others.
+
+        Args:
+            first: how many keys to pass over.
+            count: the largest number of keys to return, 1 to 1,000.
+
+        Raises:
+            SubjectUnknownError, GroupUnknownError
+            PartitionUnknownError: the subject has no partition `partition_id`.
+            UnreachableError: the broker does not respond.
+        """
+        if not is_within(first, 0, MAX_I64) or not is_within(count, 1, PARKED_PAGE_KEYS):
+            raise InvalidRequestError(
+                f"`first` is 0 or more, and `count` 1 to {PARKED_PAGE_KEYS}, not {first!r:.40} and "
+                f"{count!r:.40}"
+            )
+        (partition,) = await self._fetch_partitions(subject, group, partition_id)
+        return await self._fetch_parked_page(
+            subject, partition, group, first=first, count=count, key=..., retrying=True
+        )
 
     @survives_cancel
     async def parked_messages(
@@ -1702,6 +1779,23 @@ class Admin(LoopBoundClient):
             refused=msgspec.convert(details.get("refused", []), list[RefusedBroker]),
         )
 
+    async def find_hanging(self, brokers: BrokerList) -> frozenset[str]:
+        """
+        Return those silent broker groups at whose address something still accepts connections, as
+        a process does that hangs. It takes 0.3 s at most; of more than 64 silent ones, the others
+        are not looked at.
+        """
+
+        async def accepts(broker: BrokerView) -> bool:
+            client = self._connections.broker_at(broker.address)
+            return await client.is_accepting(timeout_ms=PROBE_MS)
+
+        silent = [each for each in brokers.brokers if not each.available][:PROBED_MAX]
+        found = await gather_limited(accepts, silent)
+        return frozenset(
+            each.broker_group for each, is_so in zip(silent, found, strict=True) if is_so
+        )
+
     async def cordon(self, broker_group: str) -> BrokerView:
         """
         Cordon a broker group: it keeps its partitions but gets no new ones.
@@ -1748,7 +1842,9 @@ class Admin(LoopBoundClient):
         check_name("broker group", broker_group)
         return await self._metaserver_client.call(endpoints.COPY_SET, group=broker_group)
 
-    async def set_copies(self, broker_group: str, wanted: int) -> CopySet:
+    async def set_copies(
+        self, broker_group: str, wanted: int, *, least: int | None = None
+    ) -> CopySet:
         """
         Set how many data folders a broker group is to have.
 
@@ -1757,12 +1853,15 @@ class Admin(LoopBoundClient):
 
         Args:
             wanted: 1 to 5, with the broker's own folder. With 1, acks wait for no copy.
+            least: how many of them must have a message before it is acked, 1 to `wanted`; None: 2
+                of three and more, otherwise 1. While fewer have everything, nothing is acked.
 
         Raises:
             NotFoundError
+            InvalidRequestError: `least` is above `wanted`.
         """
         check_name("broker group", broker_group)
-        body = convert_argument(SetCopies, {"wanted": wanted})
+        body = convert_argument(SetCopies, {"wanted": wanted, "least": least})
         return await self._metaserver_client.call(endpoints.SET_COPIES, body, group=broker_group)
 
     async def promote_copy(
@@ -1787,6 +1886,24 @@ class Admin(LoopBoundClient):
         fields = {"copy_id": copy_id, "broker_id": broker_id, "log_end": log_end, "lose": lose}
         body = convert_argument(PromoteCopy, fields)
         return await self._metaserver_client.call(endpoints.PROMOTE_COPY, body, group=broker_group)
+
+    async def hand_over(self, broker_group: str, *, copy_id: str = "") -> HandedOver:
+        """
+        Let a copy take the place of a broker that serves, which becomes a copy then. Clients wait
+        meanwhile, and see no error.
+
+        Args:
+            copy_id: the copy; "": the one of the set that the broker has heard last.
+
+        Raises:
+            NotFoundError: there is no such broker group, or no such copy.
+            ConflictError: there is no copy that could take the place, or not this one.
+            BusyError: the broker hands over already, or an operation changes its partitions.
+            UnavailableError: the copy has not taken the place within 3 s; the broker goes on.
+        """
+        check_name("broker group", broker_group)
+        body = convert_argument(HandOver, {"copy_id": copy_id})
+        return await self._metaserver_client.call(endpoints.HAND_OVER, body, group=broker_group)
 
     async def broker_health(self, address: str) -> Health:
         """
@@ -1869,10 +1986,13 @@ class Admin(LoopBoundClient):
         body = convert_argument(SuspendGroup, {"suspended": suspended, "client": client})
         return await self._call_group(endpoints.SUSPEND_GROUP, subject, group, body)
 
-    async def _fetch_status(self, partition: Partition) -> PartitionStatus:
+    async def _fetch_status(
+        self, partition: Partition, *, with_size: bool = False
+    ) -> PartitionStatus:
         """Fetch a partition's status. Raises NotSentError and any error of its broker."""
         broker = self._broker_client(partition)
-        return await broker.control(endpoints.PARTITION, id=partition.partition_id)
+        query = {"size": 1 if with_size else None}
+        return await broker.control(endpoints.PARTITION, query=query, id=partition.partition_id)
 
     async def _fetch_statuses(
         self,
@@ -1880,6 +2000,7 @@ class Admin(LoopBoundClient):
         *,
         within_s: float | None = None,
         by_page: bool = False,
+        with_size: bool = False,
     ) -> dict[int, PartitionStatus | str]:
         """
         Return a dict that maps each partition id to its status, or to the reason why it is unknown.
@@ -1888,6 +2009,7 @@ class Admin(LoopBoundClient):
             within_s: a broker that does not answer in this time is not asked again.
             by_page: read the partitions of a broker that has many of them by the page, without
                 their holds.
+            with_size: also ask about how many bytes a partition stores.
         """
         slow = set[str]()
         statuses: dict[int, PartitionStatus | str] = {}
@@ -1898,7 +2020,8 @@ class Admin(LoopBoundClient):
                 return partition.partition_id, _late(broker_group, within_s)
             try:
                 async with asyncio.timeout(within_s):
-                    return partition.partition_id, await self._fetch_status(partition)
+                    status = await self._fetch_status(partition, with_size=with_size)
+                    return partition.partition_id, status
             except TimeoutError:
                 slow.add(broker_group)
                 return partition.partition_id, _late(broker_group, within_s)
@@ -1980,7 +2103,9 @@ class Admin(LoopBoundClient):
         partitions = await self._fetch_partitions(subject, group, partition_id)
         # A parent comes before its children, so a key that passes to a child is not missed.
         for partition in sorted(partitions, key=lambda each: each.partition_id):
-            for view in await self._fetch_parked(subject, partition, group, retrying=retrying):
+            for view in await self._fetch_parked(
+                subject, partition, group, key_filter.key, retrying=retrying
+            ):
                 if not key_filter.matches(view):
                     continue
                 if not (key_filter.selects_partially(view) or (by_error and view.is_loose)):
@@ -2093,44 +2218,76 @@ class Admin(LoopBoundClient):
         return self._broker_client(partition)
 
     async def _fetch_parked(
-        self, subject: str, partition: Partition, group: str, *, retrying: bool = False
+        self,
+        subject: str,
+        partition: Partition,
+        group: str,
+        key: KeySelector,
+        *,
+        retrying: bool = False,
     ) -> list[ParkedKeyView]:
         """Fetch the keys that a group has parked on a partition, without those that children have
-        adopted.
+        adopted. If a key is named, others may be left out.
         """
-        broker, partition_id = self._broker_client(partition), partition.partition_id
-        query_filters = {
-            "group": group,
-            "count": PARKED_PAGE_KEYS,
-            "retrying": 1 if retrying else None,
-        }
         views_by_key: dict[tuple[ParkKey, int | None], ParkedKeyView] = {}
-        waiting_children: list[Partition] | None = None
         for _ in range(LISTING_PASSES_MAX):
-            known_keys, pages, has_more = len(views_by_key), 0, True
-            first_index = 0
-            while has_more:
-                try:
-                    query = {**query_filters, "first": first_index}
-                    page = await broker.control(endpoints.PARKED, query=query, id=partition_id)
-                except GroupUnknownError:  # the group has not read this partition yet
-                    return []
-                if page.frozen and waiting_children is None and (page.keys or views_by_key):
-                    waiting_children = await self._find_waiting_children(
-                        subject, group, partition_id
-                    )
-                if waiting_children == []:
-                    return []
-                views = [to_parked_view(partition_id, view) for view in page.keys]
-                views_by_key.update(((view.key, view.tries), view) for view in views)
-                first_index += len(views)
-                pages, has_more = pages + 1, page.more
+            known_keys, pages = len(views_by_key), 0
+            first: int | None = 0
+            while first is not None:
+                page = await self._fetch_parked_page(
+                    subject,
+                    partition,
+                    group,
+                    first=first,
+                    count=PARKED_PAGE_KEYS,
+                    key=key,
+                    retrying=retrying,
+                )
+                views_by_key.update(((view.key, view.tries), view) for view in page.keys)
+                pages, first = pages + 1, page.following
             if pages == 1 or len(views_by_key) == known_keys:
                 break  # otherwise a key freed between two pages may have hidden another
-        found_views = list(views_by_key.values())
-        if waiting_children is None:
-            return found_views
-        return select_views_being_adopted(found_views, partition, waiting_children)
+        return list(views_by_key.values())
+
+    async def _fetch_parked_page(
+        self,
+        subject: str,
+        partition: Partition,
+        group: str,
+        *,
+        first: int,
+        count: int,
+        key: KeySelector,
+        retrying: bool,
+    ) -> ParkedPage:
+        """Fetch a page of the keys that a group has parked on a partition, without those that
+        children have adopted.
+        """
+        broker, partition_id = self._broker_client(partition), partition.partition_id
+        query = {
+            "group": group,
+            "first": first,
+            "count": count,
+            "retrying": 1 if retrying else None,
+        }
+        named = {} if isinstance(key, EllipsisType) else {"key": (key or b"").hex()}
+        try:
+            page = await broker.control(endpoints.PARKED, query=query | named, id=partition_id)
+        except GroupUnknownError:  # the group has not read this partition yet
+            return ParkedPage(keys=())
+        except InvalidRequestError:
+            if not named:
+                raise
+            # The broker is older than `key`.
+            page = await broker.control(endpoints.PARKED, query=query, id=partition_id)
+        found = [to_parked_view(partition_id, view) for view in page.keys]
+        following = first + len(found) if page.more else None
+        if page.frozen and found:
+            waiting_children = await self._find_waiting_children(subject, group, partition_id)
+            if not waiting_children:
+                return ParkedPage(keys=())
+            found = select_views_being_adopted(found, partition, waiting_children)
+        return ParkedPage(keys=tuple(found), following=following)
 
     async def _find_waiting_children(
         self, subject: str, group: str, parent_id: int

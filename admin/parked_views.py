@@ -74,6 +74,14 @@ class ParkedKeyView(Struct, frozen=True, kw_only=True):
         return self.tries is None and (self.key is None or self.state is ParkState.DEAD)
 
 
+class ParkedPage(Struct, frozen=True, kw_only=True):
+    """Some of the keys that a consumer group has parked on one partition."""
+
+    keys: tuple[ParkedKeyView, ...]
+    following: int | None = None
+    """The number of the first key of the next page; None if this is the last one."""
+
+
 class ParkedMessage(Struct, frozen=True, kw_only=True):
     """A parked message as its source partition stores it."""
 

@@ -26,6 +26,7 @@ from ..protocol.progress import GroupStatus, PendingReset
 from ..protocol.reprocess.holds import HoldView
 from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState
 from ..protocol.scheduled.receipt import ScheduledView
+from .hot import find_hot
 
 
 class BrokerList(Struct, frozen=True, kw_only=True):
@@ -63,6 +64,13 @@ class PartitionDescription(Struct, frozen=True, kw_only=True):
     """Holds with which jobs protect messages from retention."""
     groups: tuple[GroupStatus, ...] = ()
     """Progress of the consumer groups that the broker knows."""
+    stored_bytes: int | None = None
+    """About how many bytes the stored messages take; None if unknown."""
+    messages_per_s: float | None = None
+    """Messages stored in a second, on average over the last 30 to 60 seconds; None if unknown."""
+    bytes_per_s: float | None = None
+    is_hot: bool = False
+    """True if it stores far more than the other open partitions of its subject; see `hot.py`."""
 
 
 class GroupReport(Struct, frozen=True, kw_only=True):
@@ -231,6 +239,13 @@ def describe_subject(
     Args:
         statuses: maps each partition id to its status, or to the reason why it is unknown.
     """
+    hot_ids = find_hot(
+        {
+            int(partition.partition_id): (status.messages_per_s or 0, status.bytes_per_s or 0)
+            for partition in view.route.open_partitions()
+            if isinstance(status := statuses[partition.partition_id], PartitionStatus)
+        }
+    )
     return SubjectDescription(
         subject=view.subject,
         order_strategy=view.order_strategy,
@@ -238,7 +253,11 @@ def describe_subject(
         retention=view.retention,
         route_version=view.route.version,
         partitions=tuple(
-            _describe_partition(partition, statuses[partition.partition_id])
+            _describe_partition(
+                partition,
+                statuses[partition.partition_id],
+                is_hot=partition.partition_id in hot_ids,
+            )
             for partition in sort_by_range(view.route.partitions)
         ),
         message_bytes_max=view.message_bytes_max,
@@ -266,7 +285,7 @@ def compare_settings(
 
 
 def _describe_partition(
-    partition: Partition, status: PartitionStatus | str
+    partition: Partition, status: PartitionStatus | str, *, is_hot: bool
 ) -> PartitionDescription:
     reported = None if isinstance(status, str) else status
     return PartitionDescription(
@@ -285,6 +304,10 @@ def _describe_partition(
         problem=status if isinstance(status, str) else None,
         holds=() if reported is None else reported.holds,
         groups=() if reported is None else reported.groups,
+        stored_bytes=None if reported is None else reported.stored_bytes,
+        messages_per_s=None if reported is None else reported.messages_per_s,
+        bytes_per_s=None if reported is None else reported.bytes_per_s,
+        is_hot=is_hot,
     )
 
 

@@ -13,6 +13,7 @@ A server that hangs delays none of the others, and is named in the answer.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
@@ -20,10 +21,17 @@ import msgspec
 from msgspec.structs import replace
 
 from ...protocol import endpoints
-from ...protocol.control import BrokerView, GroupView, Health, PartitionStatus
-from ...protocol.errors import InvalidRequestError, KeylaneError, UnreachableError
+from ...protocol.control import BrokerView, GroupView, Health, PartitionStatus, TimeBound
+from ...protocol.errors import (
+    GroupUnknownError,
+    InvalidRequestError,
+    KeylaneError,
+    NotSentError,
+    UnreachableError,
+)
 from ...protocol.http.endpoint import Endpoint
 from ...protocol.operations import OperationView
+from ...protocol.parked import ParkedList, ParkedTotals
 from ...protocol.reading.newest import NewestMessage
 from ...protocol.routing import Partition
 from ...protocol.scheduled.receipt import ScheduledPage
@@ -31,21 +39,33 @@ from ...protocol.text import counted, listed
 from ...protocol.why import Explanation
 from ...rpc.client import BrokerClient
 from ...rpc.connections import gather_limited
+from ...rpc.race import start_task
 from ..parked_views import ParkedKeyView, to_parked_view
 from ..views import describe_group
 from .causes import explain
 from .facts import Facts, LagPace, partitions_of_key
+from .lag import STUCK_MS
 
 T = TypeVar("T")
 WITHIN_S = 0.6
 """How long servers may take to answer, in seconds, after the metaserver has told the group."""
 LATE = f"has not answered within {WITHIN_S} s"
+METASERVER_MS = 400
+"""How long each metaserver may take at the first attempt, in milliseconds; one that hangs is not
+to hold up the answer of another.
+"""
+PROBE_AFTER_S = 0.3
+"""After this time without an answer of a broker, in seconds, it is tried whether something accepts
+connections at its address.
+"""
 PACE_S = 0.25
 """The time between two looks at a partition, in seconds."""
 PACED_MAX = 16
 """The largest number of partitions that are looked at twice."""
 PARKED_MAX = 100
-"""The largest number of parked keys that are asked for, per partition."""
+"""The largest number of parked keys that are asked for, per partition; the others are only
+counted.
+"""
 BROKERS_MAX = 32
 """The largest number of brokers that are asked for scheduled messages."""
 
@@ -53,8 +73,10 @@ BROKERS_MAX = 32
 class MetaserverCalls(Protocol):
     """Answers the control calls of a metaserver."""
 
-    async def call(self, endpoint: Endpoint[T], *, subject: str, group: str) -> T:
-        """Make a control call that has no body."""
+    async def call(
+        self, endpoint: Endpoint[T], *, subject: str, group: str, timeout_ms: int | None = None
+    ) -> T:
+        """Make a control call that has no body. `timeout_ms`: of each metaserver that is tried."""
         ...
 
 
@@ -82,10 +104,37 @@ async def ask_why(
         SubjectUnknownError, GroupUnknownError
         UnreachableError: no metaserver answers.
     """
-    view = await meta.call(endpoints.GROUP, subject=subject, group=group)
+    view = await _ask_group(meta, subject, group)
     question = _Question(view, key or None, meta, broker_at, now_ms, may_read=may_read)
     await question.ask()
     return explain(question.facts())
+
+
+async def _ask_group(meta: MetaserverCalls, subject: str, group: str) -> GroupView:
+    """Return a group as a metaserver knows it: one that hangs delays another only briefly."""
+    try:
+        return await _ask_group_twice(meta, subject, group)
+    except GroupUnknownError as error:
+        error.hint = (
+            f"Check the name: keylane group list {subject} shows all groups. A group begins to "
+            f"exist with its first consumer, or with keylane group create {subject} {group}."
+        )
+        raise
+
+
+async def _ask_group_twice(meta: MetaserverCalls, subject: str, group: str) -> GroupView:
+    with contextlib.suppress(UnreachableError):
+        return await meta.call(
+            endpoints.GROUP, subject=subject, group=group, timeout_ms=METASERVER_MS
+        )
+    try:
+        return await meta.call(endpoints.GROUP, subject=subject, group=group)
+    except UnreachableError as error:
+        error.hint = (
+            "Look at the process and the log of the metaserver. Only it knows the brokers: keylane "
+            "broker health HOST:PORT asks one of them without it."
+        )
+        raise
 
 
 class _Question:
@@ -120,7 +169,12 @@ class _Question:
         self._parked: list[ParkedKeyView] = []
         self._adopted: list[ParkedKeyView] = []
         """Parked keys of partitions whose children have them too, or soon will."""
+        self._totals: dict[int, ParkedTotals] = {}
+        self._is_parked_partial = False
         self._brokers: list[BrokerView] = []
+        self._brokers_told = asyncio.Event()
+        """Set once the metaserver has told the brokers, or has not done so in time."""
+        self._accepts: dict[str, bool] = {}
         self._health: dict[str, Health] = {}
         self._clocks_ms: dict[str, int] = {}
         self._late: dict[str, tuple[str, str]] = {}
@@ -175,9 +229,12 @@ class _Question:
             paces=self._paces,
             newest=self._newest,
             parked=tuple(self._parked or self._adopted),
+            parked_totals=self._totals,
+            is_parked_partial=self._is_parked_partial,
             brokers=tuple(each for each in self._brokers if each.broker_group in groups),
             health=self._health,
             silent={name: why for name, why in silent.items() if name in groups},
+            accepts=self._accepts,
             clocks_ms=self._clocks_ms,
             scheduled=tuple(self._scheduled),
             operations=tuple(self._operations),
@@ -197,9 +254,9 @@ class _Question:
         health = await self._told(
             "the list of brokers", self._call_metaserver(endpoints.HEALTH), broker_group=""
         )
-        if health is None:
-            return
-        self._brokers = msgspec.convert(health.details.get("brokers", []), list[BrokerView])
+        if health is not None:
+            self._brokers = msgspec.convert(health.details.get("brokers", []), list[BrokerView])
+        self._brokers_told.set()
         if self._may_read and self._key is None:  # scheduled messages have no key
             asked = [each for each in self._brokers if each.available][:BROKERS_MAX]
             await asyncio.gather(*map(self._ask_scheduled, asked))
@@ -228,7 +285,7 @@ class _Question:
     async def _ask_broker(self, name: str, partitions: list[Partition]) -> None:
         address = next((each.address for each in partitions if each.address), None)
         if address is None:
-            self._late[f"the health of broker group {name}"] = name, "is not available"
+            await self._probe_silent(name)
             return
         broker = self._broker_at(address)
         await asyncio.gather(
@@ -236,13 +293,35 @@ class _Question:
             gather_limited(lambda each: self._ask_partition(broker, each), partitions),
         )
 
+    async def _probe_silent(self, name: str) -> None:
+        """Find out what is at the address of a broker that the metaserver counts as silent."""
+        self._late[f"the health of broker group {name}"] = name, "is silent for the metaserver"
+        await self._brokers_told.wait()
+        for each in self._brokers:
+            if each.broker_group == name:
+                await self._probe(name, self._broker_at(each.address))
+
+    async def _probe(self, name: str, broker: BrokerClient) -> None:
+        left_ms = round((self._deadline_s - self._now_s()) * 1000)
+        if left_ms > 0 and name not in self._accepts:
+            self._accepts[name] = await broker.is_accepting(timeout_ms=left_ms)
+
     async def _ask_health(self, name: str, broker: BrokerClient) -> None:
         before_ms = self._now_ms()
-        health = await self._told(
-            f"the health of broker group {name}",
-            broker.control(endpoints.HEALTH),
-            broker_group=name,
+        telling = start_task(
+            self._told(
+                f"the health of broker group {name}",
+                broker.control(endpoints.HEALTH),
+                broker_group=name,
+            )
         )
+        try:
+            done, _ = await asyncio.wait([telling], timeout=PROBE_AFTER_S)
+            if not done:
+                await self._probe(name, broker)
+            health = await telling
+        finally:
+            telling.cancel()
         if health is None:
             return
         self._health[name] = health
@@ -286,24 +365,37 @@ class _Question:
 
     async def _ask_parked(self, broker: BrokerClient, partition: Partition) -> None:
         number = partition.partition_id
+        page = await self._told_parked(broker, partition, self._key)
+        if page is None:
+            return
+        views = [to_parked_view(number, each) for each in page.keys]
+        if page.more:
+            if page.totals is None or page.frozen:
+                self._is_parked_partial = True
+            else:
+                self._totals[number] = page.totals
+            # What waits for a retry may be on a later page.
+            views = [each for each in views if each.tries is None]
+            loose = await self._told_parked(broker, partition, b"")
+            if loose is not None:
+                found = (to_parked_view(number, each) for each in loose.keys)
+                views += [each for each in found if each.tries is not None]
+        (self._adopted if page.frozen else self._parked).extend(views)
+
+    async def _told_parked(
+        self, broker: BrokerClient, partition: Partition, key: bytes | None
+    ) -> ParkedList | None:
         query = {
             "group": self._view.group,
             "count": PARKED_MAX,
             "retrying": 1,
-            "key": None if self._key is None else self._key.hex(),
+            "key": None if key is None else key.hex(),
         }
-        page = await self._told(
-            f"the parked keys of partition {number}",
-            broker.control(endpoints.PARKED, query=query, id=number),
+        return await self._told(
+            f"the parked keys of partition {partition.partition_id}",
+            broker.control(endpoints.PARKED, query=query, id=partition.partition_id),
             broker_group=partition.broker_group,
         )
-        if page is not None:
-            views = [to_parked_view(number, each) for each in page.keys]
-            if page.more:
-                self._unknown.append(
-                    f"only the first {PARKED_MAX} parked keys of partition {number} were looked at"
-                )
-            (self._adopted if page.frozen else self._parked).extend(views)
 
     async def _ask_newest(self, broker: BrokerClient, partition: Partition) -> None:
         assert self._key is not None
@@ -325,7 +417,9 @@ class _Question:
         if began_s + 2 * PACE_S > self._deadline_s:
             return
         await asyncio.sleep(PACE_S)
-        second = await self._ask_status(broker, partition)
+        second, oldest_ms = await asyncio.gather(
+            self._ask_status(broker, partition), self._ask_oldest(broker, partition, first)
+        )
         if second is None or not (first.groups and second.groups):
             return
         self._statuses[partition.partition_id] = second
@@ -334,7 +428,29 @@ class _Question:
             over_ms=max(1, round((self._now_s() - began_s) * 1000)),
             stored=stored,
             acked=max(0, first.groups[0].lag + stored - second.groups[0].lag),
+            oldest_ms=oldest_ms,
         )
+
+    async def _ask_oldest(
+        self, broker: BrokerClient, partition: Partition, status: PartitionStatus
+    ) -> int:
+        """Return how long the message at the cursor has waited at least, in milliseconds: STUCK_MS
+        or 0.
+        """
+        at_ms = self._now_ms() + self._clocks_ms.get(partition.broker_group, 0) - STUCK_MS
+        found = await self._told(
+            f"the age of what is not acked in partition {partition.partition_id}",
+            broker.control(
+                endpoints.OFFSET_AT,
+                query={"at_ms": max(0, at_ms), "bound": TimeBound.LOWER},
+                id=partition.partition_id,
+            ),
+            broker_group=partition.broker_group,
+        )
+        if found is None or not status.groups:
+            return 0
+        is_old = found.offset is None or found.offset > status.groups[0].cursor
+        return STUCK_MS if is_old else 0
 
     # ── within the time ───────────────────────────────────────────────────────────────────────────
     async def _told(self, what: str, answer: Awaitable[T], *, broker_group: str) -> T | None:
@@ -352,6 +468,8 @@ class _Question:
             problem = LATE
         except UnreachableError as error:
             problem = f"does not answer: {error.message}"
+            if broker_group and isinstance(error, NotSentError) and error.is_refused:
+                self._accepts[broker_group] = False
         except InvalidRequestError as error:
             if not error.unknown_call:  # otherwise it is older than this call
                 self._unknown.append(f"{what}: {error.message}")

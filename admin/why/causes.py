@@ -15,14 +15,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from ...protocol.control import BrokerView
-from ...protocol.parked import FailingMessage, ParkState
+from ...protocol.control import BrokerView, GroupMember
+from ...protocol.groups import FailurePolicy
+from ...protocol.parked import FailingMessage, ParkedTotals, ParkState
 from ...protocol.routing import ConsumeStrategy, PartitionState
 from ...protocol.text import (
     counted,
     format_age,
+    format_moment,
+    format_rate,
     format_seconds,
-    format_time,
     key_digest,
     listed,
     printable,
@@ -31,18 +33,25 @@ from ...protocol.why import Cause, Explanation
 from ..parked_views import ParkedKeyView
 from ..views import PartitionProgress
 from .facts import Facts
+from .lag import is_stuck
+from .servers import numbered, refusing_broker, silent_broker, unheard_broker, waiting_operation
 
 TEXT_CHARS_SHOWN = 200
+CLIENTS_NAMED_MAX = 3
+"""The largest number of consumers for which a step has a command each."""
 CLOCK_MS = 5_000
 """How far a clock may be off before it is named, in milliseconds."""
-_PLAIN_KEY = re.compile(r"[\w.][\w.:-]{0,79}", re.ASCII)
-"""Matches an order key that needs no quotes in a shell."""
+_PLAIN_WORD = re.compile(r"[\w.][\w.:-]{0,79}", re.ASCII)
+"""Matches an order key or a name that needs no quotes in a shell."""
 
 
 def explain(facts: Facts) -> Explanation:
     """Name the causes that the facts show."""
     causes = [cause for rule in RULES for cause in rule(facts)]
-    if all(cause.code in _ASIDE for cause in causes):
+    if _is_handled(facts) and not any(cause.code in _SET_ASIDE for cause in causes):
+        newer = [cause for cause in causes if cause.code in _MAY_BE_NEWER]
+        causes = [*newer, _nothing_wrong(facts), *(each for each in causes if each not in newer)]
+    elif all(cause.code in _ASIDE for cause in causes):
         causes += [_nothing_wrong(facts)]
     return Explanation(
         subject=facts.group.subject,
@@ -72,7 +81,10 @@ def _suspended(facts: Facts) -> Iterator[Cause]:
         yield Cause(
             code="clients_suspended",
             text=f"an operator has suspended every running consumer of {group.group}: {names}",
-            step=f"keylane group resume {group.subject} {group.group} --client NAME",
+            step="; ".join(
+                f"keylane group resume {group.subject} {group.group} --client {_shell_word(each)}"
+                for each in settings.suspended_clients[:CLIENTS_NAMED_MAX]
+            ),
         )
 
 
@@ -98,92 +110,84 @@ def _no_consumer(facts: Facts) -> Iterator[Cause]:
     group = facts.group
     if group.sessions:
         return
-    ended = group.ended
-    if ended is None:
+    start = f"start a consumer of {group.subject} in the group {group.group}"
+    step, ended = start, group.ended
+    since = "" if ended is None or ended.ended_ms is None else f" {format_age(ended.ended_ms)} ago"
+    if ended is not None and ended.left:
+        how = f"no consumer of {group.group} runs: the last one, {ended.client}, left{since}"
+    elif ended is not None:
+        how = (
+            f"no consumer of {group.group} is heard: the leases of the last one, {ended.client}, "
+            f"ended{since}, because it had sent no heartbeat for its ttl: it is dead, cut off, or "
+            "its event loop is blocked"
+        )
+        step = f"look whether its process still runs, and at its log; if it has ended, {start}"
+    elif any(each.token for each in group.partitions):
         since = "" if group.silent_ms is None else f" for {format_age(group.silent_ms)}"
         how = f"no consumer of {group.group} has sent a heartbeat{since}"
     else:
-        verb = "left" if ended.left else "died without leaving"
-        since = "" if ended.ended_ms is None else f" {format_age(ended.ended_ms)} ago"
-        how = f"no consumer of {group.group} runs: the last one, {ended.client}, {verb}{since}"
-    yield Cause(
-        code="no_consumer",
-        text=how,
-        step=f"start a consumer of {group.subject} in the group {group.group}; "
-        f"keylane group list {group.subject} shows whether its name is spelled otherwise",
-    )
+        how = f"no consumer has joined group {group.group} yet"
+        step = (
+            f"{start}, such as: keylane consume {group.subject} --group {group.group}; "
+            f"keylane group list {group.subject} shows whether its name is spelled otherwise"
+        )
+    yield Cause(code="no_consumer", text=how, step=step)
 
 
 # ── servers and producers ─────────────────────────────────────────────────────────────────────────
 def _silent_everywhere(facts: Facts) -> Iterator[Cause]:
     """Silent brokers, if no other broker has messages in question."""
-    if {each.broker_group for each in facts.partitions} <= _silent_groups(facts):
-        yield from _silent(facts)
+    if _is_silent_everywhere(facts):
+        yield from _silent(facts, _silent_groups(facts))
+
+
+def _is_silent_everywhere(facts: Facts) -> bool:
+    return {each.broker_group for each in facts.partitions} <= _silent_groups(facts)
+
+
+def _silent_awaited(facts: Facts) -> Iterator[Cause]:
+    """Silent brokers for which producers or consumers wait: these are more likely gone or hanging
+    than cut off.
+    """
+    if not _is_silent_everywhere(facts):
+        yield from _silent(facts, _awaited(facts))
 
 
 def _silent_in_part(facts: Facts) -> Iterator[Cause]:
-    if not {each.broker_group for each in facts.partitions} <= _silent_groups(facts):
-        yield from _silent(facts)
+    if not _is_silent_everywhere(facts):
+        yield from _silent(facts, _silent_groups(facts) - _awaited(facts))
+
+
+def _awaited(facts: Facts) -> set[str]:
+    waiting = {each.broker_group for each in facts.group.waiting_producers}
+    waiting |= {name for member in facts.group.members for name in member.unreached}
+    return _silent_groups(facts) & waiting
 
 
 def _silent_groups(facts: Facts) -> set[str]:
     return {each.broker_group for each in facts.brokers if not each.available} | set(facts.silent)
 
 
-def _silent(facts: Facts) -> Iterator[Cause]:
-    for name in sorted(_silent_groups(facts)):
-        broker = facts.broker_of(name)
-        where = _on(partitions := facts.partitions_on(name))
+def _silent(facts: Facts, names: set[str]) -> Iterator[Cause]:
+    for name in sorted(names):
+        broker, partitions = facts.broker_of(name), facts.partitions_on(name)
         if broker is not None and not broker.available:
-            yield Cause(
-                code="broker_silent",
-                text=(
-                    f"broker group {name} has been silent for {format_age(broker.silent_ms)}: "
-                    f"messages for {where} wait at their producers, and nobody gets those that "
-                    "are stored there"
-                ),
-                step=f"start the broker at {broker.address} again; keylane broker list",
-                partitions=partitions,
-            )
-            continue
-        heard = (
-            ""
-            if broker is None
-            else f", although the metaserver heard from it {format_age(broker.silent_ms)} ago"
-        )
-        address = "" if broker is None else f" at {broker.address}"
-        yield Cause(
-            code="broker_hangs",
-            text=f"broker group {name} {facts.silent[name]}{heard}: if it hangs, nothing is stored "
-            f"in {where}, and nobody gets what is stored there",
-            step=f"look at the process and the log of the broker{address}",
-            partitions=partitions,
-        )
+            yield silent_broker(broker, partitions, accepts=facts.accepts.get(name, False))
+        else:
+            why, accepts = facts.silent[name], facts.accepts.get(name, True)
+            yield unheard_broker(name, why, broker, partitions, accepts=accepts)
 
 
 def _refusing(facts: Facts) -> Iterator[Cause]:
     for broker in facts.brokers:
-        name = broker.broker_group
-        health = facts.health.get(name)
-        if not _refuses(broker, facts):
-            continue
-        reason = (health.reason if health is not None else "") or broker.problem
-        where = _on(partitions := facts.partitions_on(name))
-        if health is not None and health.details.get("waits_for_copies"):
-            yield Cause(
-                code="no_copy",
-                text=f"broker group {name} acks nothing: {reason}; messages for {where} are not "
-                "stored before that",
-                step=f"start its copies again; keylane broker copies {name}",
-                partitions=partitions,
-            )
-        else:
-            yield Cause(
-                code="broker_refuses",
-                text=f"broker group {name} takes no messages{f': {reason}' if reason else ''}; "
-                f"those for {where} wait at their producers",
-                step=f"keylane broker health {broker.address}",
-                partitions=partitions,
+        health = facts.health.get(broker.broker_group)
+        if _refuses(broker, facts):
+            yield refusing_broker(
+                broker,
+                (health.reason if health is not None else "") or broker.problem,
+                facts.partitions_on(broker.broker_group),
+                waits_for_copies=health is not None
+                and bool(health.details.get("waits_for_copies")),
             )
 
 
@@ -214,7 +218,7 @@ def _refuses(broker: BrokerView, facts: Facts) -> bool:
 
 def _waiting_producers(facts: Facts) -> Iterator[Cause]:
     """Producers whose messages for these partitions are not stored."""
-    silent = {each.broker_group for each in facts.brokers if not each.available}
+    silent = _silent_groups(facts)
     refusing = {each.broker_group for each in facts.brokers if _refuses(each, facts)}
     for each in facts.group.waiting_producers:
         partitions = facts.partitions_on(each.broker_group)
@@ -247,7 +251,7 @@ def _over_quota(facts: Facts) -> Iterator[Cause]:
             code="over_quota",
             text=f"calls about {facts.group.subject} wait for a quota, the limit of {limit}: "
             f"{format_seconds(longest)} now",
-            step="keylane access quota list; raise it with keylane access quota set, or send less",
+            step="keylane access quota list; keylane access quota set --help shows how to raise it",
             partitions=tuple(partitions),
         )
 
@@ -263,7 +267,7 @@ def _unheard_owners(facts: Facts) -> Iterator[Cause]:
                 text=(
                     f"consumer {member.client} was last heard {format_age(member.heard_ms)} ago: "
                     "it is dead, cut off, or its event loop is blocked; "
-                    f"{_on(owned) if owned else 'what it holds'} may move to another consumer in "
+                    f"{numbered(owned, 'what it holds')} may move to another consumer in "
                     f"{format_seconds(member.expires_in_ms)}, when its lease ends"
                 ),
                 step="look at its log; if it is dead, another consumer takes over by itself",
@@ -272,7 +276,8 @@ def _unheard_owners(facts: Facts) -> Iterator[Cause]:
 
 
 def _cut_off(facts: Facts) -> Iterator[Cause]:
-    """Consumers that cannot connect to brokers."""
+    """Consumers that cannot connect to brokers that others reach."""
+    silent = _silent_groups(facts)
     for member in facts.group.members:
         for name in member.unreached:
             partitions = facts.partitions_on(name)
@@ -281,13 +286,14 @@ def _cut_off(facts: Facts) -> Iterator[Cause]:
                 for each in facts.progress
                 if each.partition_id in partitions and each.owner not in {None, member.client}
             ]
-            if not partitions or (len(served) == len(partitions) and not _is_shared(facts)):
-                continue  # others have them
+            are_served = len(served) == len(partitions) and not _is_shared(facts)
+            if name in silent or not partitions or are_served:
+                continue
             broker = facts.broker_of(name)
             yield Cause(
                 code="owner_cut_off",
                 text=f"consumer {member.client} cannot connect to broker group {name}, which the "
-                f"cluster still reports alive: it gets nothing of {_on(partitions)}",
+                f"cluster still reports alive: it gets nothing of {numbered(partitions)}",
                 step=f"check the network between it and the broker"
                 f"{'' if broker is None else f' at {broker.address}'}",
                 partitions=partitions,
@@ -301,7 +307,7 @@ def _not_granted(facts: Facts) -> Iterator[Cause]:
     if waiting and facts.group.sessions:
         yield Cause(
             code="not_granted",
-            text=f"{_on(waiting)} cannot be granted yet: "
+            text=f"{numbered(waiting)} cannot be granted yet: "
             f"{'its broker has' if len(waiting) == 1 else 'their brokers have'} not stored where "
             f"{facts.group.group} starts",
             step="keylane broker list; it goes on once the brokers answer the metaserver",
@@ -340,7 +346,7 @@ def _unowned(facts: Facts) -> Iterator[Cause]:
     if free and not (group.settings is not None and group.settings.suspended):
         yield Cause(
             code="no_owner",
-            text=f"no consumer has {_on(free)}: a lease has just ended, or nobody has taken "
+            text=f"no consumer has {numbered(free)}: a lease has just ended, or nobody has taken "
             f"{'it' if len(free) == 1 else 'them'} over yet",
             step=f"wait a second, then: keylane group describe {group.subject} {group.group}",
             partitions=free,
@@ -418,14 +424,19 @@ def _failing_cause(progress: PartitionProgress, failing: FailingMessage, facts: 
     else:
         sentence = (
             f"the handler of {failing.client or progress.owner} has failed "
-            f"{counted(failing.attempts, 'time')} with {place}, first at "
-            f"{_time(failing.since_ms, facts)}; the last error was {failing.kind}"
+            f"{counted(failing.attempts, 'time')} with {place}, first "
+            f"{_ago(failing.since_ms, facts)}; the last error was {failing.kind}"
             f"{f': {text}' if text else ''}"
         )
-        step = (
-            "repair the handler, or set the key aside: keylane group set "
-            f"{group.subject} {group.group} --on-failure park"
-        )
+        policy = None if group.settings is None else group.settings.policy.on_failure
+        step = "repair the handler"
+        if policy in {None, FailurePolicy.BLOCK}:
+            step += (
+                f", or set the key aside: keylane group set {group.subject} {group.group} "
+                "--on-failure park"
+            )
+        else:
+            step += f"; the policy {policy} of the group applies after its last try"
     return Cause(
         code="handler_hangs" if hangs else "handler_fails",
         text=f"{sentence}; {_who_waits(progress, failing, facts)}",
@@ -438,7 +449,10 @@ def _who_waits(progress: PartitionProgress, failing: FailingMessage, facts: Fact
     if progress.state is PartitionState.SEALED:
         return "the partitions that continue this one wait until it is handled"
     if not _holds_up(progress, failing, facts):
-        return "it has another key, for which this key does not wait"
+        return (
+            "it has another key, for which this key does not wait; only the oldest failing message "
+            "of a partition is known, so this key may fail as well"
+        )
     return "later messages of its key wait"
 
 
@@ -458,37 +472,97 @@ def _suspects(facts: Facts) -> Iterator[Cause]:
 
 def _parked(facts: Facts) -> Iterator[Cause]:
     """Parked keys; with a key in question, that one."""
-    group = facts.group
-    views = [each for each in facts.parked if each.tries is None and _is_in_question(each, facts)]
+    views = [each for each in facts.parked if _is_kept(each) and _is_in_question(each, facts)]
     if not views:
         return
-    view = min(views, key=lambda each: each.since_ms)
-    waiting = counted(sum(each.messages for each in views), "message")
-    if facts.key is not None:
-        what = "the key is"
+    totals = _totals(views, facts)
+    number, keys = sum(each.messages for each in totals), sum(each.keys for each in totals)
+    since_ms = min(each.since_ms for each in totals)
+    at_least = "at least " if facts.is_parked_partial else ""
+    messages = f"{at_least}{counted(number, 'message')}"
+    if any(each.is_dead for each in views):
+        how = "given up" if all(each.is_dead for each in views) else "set aside"
+        whose = "" if facts.key is None else " of the key"
+        was = f"was {how}" if number == 1 else f"were {how}, the first"
+        text = f"{messages}{whose} {was} {_ago(since_ms, facts)}"
     else:
-        what = f"{counted(len(views), 'key')} {'is' if len(views) == 1 else 'are'}"
-        if any(each.key is None for each in views):
-            what = "messages are"
+        what = "the key has"
+        if facts.key is None:
+            what = f"{at_least}{counted(keys, 'key')} {'has' if keys == 1 else 'have'}"
+        text = f"{what} been parked {_for(since_ms, facts)}, with {messages}"
     yield Cause(
         code="parked",
-        text=f"{what} {_state_of(view)} since {_time(view.since_ms, facts)}, with {waiting}"
-        f"{_failure_of(view)}",
-        step=f"repair the handler, then: keylane parked redrive {group.subject} {group.group}"
-        f"{_key_option(facts)}",
+        text=f"{text}{_newest_failure(totals)}",
+        step=f"repair the handler, then: {_redrive_command(views, facts)}",
         partitions=_numbers(views),
     )
 
 
+def _redrive_command(views: Sequence[ParkedKeyView], facts: Facts) -> str:
+    place = f"{facts.group.subject} {facts.group.group}"
+    if facts.key is None and all(each.is_dead for each in views):
+        return f"keylane dead retry {place}"
+    return f"keylane parked redrive {place}{_key_option(facts) or ' --all-keys'}"
+
+
+def _redriven(facts: Facts) -> Iterator[Cause]:
+    """What was set aside, and is being handled again."""
+    views = [
+        each
+        for each in facts.parked
+        if each.state is ParkState.REDRIVING and (each.key is None or _is_in_question(each, facts))
+    ]
+    if not views:
+        return
+    is_all = not any(map(_is_kept, facts.parked))  # otherwise the totals are told with the parked
+    totals = _totals(views, facts) if is_all else [_totals_of(each) for each in views]
+    messages = sum(each.messages for each in totals)
+    what = counted(messages, "message")
+    if any(each.key is None for each in views):
+        what += " of any key" if facts.key is not None else ""
+    elif facts.key is not None:
+        what += " of the key"
+    else:
+        what += f" of {counted(sum(each.keys for each in totals), 'key')}"
+    yield Cause(
+        code="redriven",
+        text=f"{what} {'is' if messages == 1 else 'are'} being handled again after a redrive"
+        f"{_newest_failure(totals)}",
+        step="wait; if they fail again, look at the handler's log",
+        partitions=_numbers(views),
+    )
+
+
+def _is_kept(view: ParkedKeyView) -> bool:
+    """Return True if messages stay set aside until an operator acts."""
+    return view.tries is None and view.state is not ParkState.REDRIVING
+
+
+def _totals(views: Sequence[ParkedKeyView], facts: Facts) -> list[ParkedTotals]:
+    """Return the totals of each partition, where these are known, or else of the views."""
+    counted_apart = [each for each in views if each.partition_id not in facts.parked_totals]
+    return [*facts.parked_totals.values(), *map(_totals_of, counted_apart)]
+
+
+def _totals_of(view: ParkedKeyView) -> ParkedTotals:
+    return ParkedTotals(
+        keys=1, messages=view.messages, since_ms=view.since_ms, failure=view.failure
+    )
+
+
 def _retried(facts: Facts) -> Iterator[Cause]:
-    views = [each for each in facts.parked if each.tries is not None]
+    views = [
+        each
+        for each in facts.parked
+        if each.tries is not None and each.state is not ParkState.REDRIVING
+    ]
     if not views:
         return
     view = max(views, key=lambda each: each.tries or 0)
     text = (
         f"{counted(sum(each.messages for each in views), 'message')} of any key failed and will be "
         f"tried again{_next_of(view, facts.now_ms)}, after up to "
-        f"{counted(view.tries or 0, 'failed try', 'failed tries')}{_failure_of(view)}"
+        f"{counted(view.tries or 0, 'failed try', 'failed tries')}{_newest_failure(views)}"
     )
     step = "repair the handler; it is tried again by itself"
     yield Cause(code="retried", text=text, step=step, partitions=_numbers(views))
@@ -497,17 +571,16 @@ def _retried(facts: Facts) -> Iterator[Cause]:
 def _dead_letters(facts: Facts) -> Iterator[Cause]:
     """Dead letters of any key, of which this key may have some."""
     group = facts.group
-    views = [
-        each for each in facts.parked if each.tries is None and not _is_in_question(each, facts)
-    ]
+    views = [each for each in facts.parked if _is_kept(each) and not _is_in_question(each, facts)]
     if views:
         messages = sum(each.messages for each in views)
         yield Cause(
             code="dead_letters",
             text=f"group {group.group} has given up {counted(messages, 'message')} of any key, the "
-            f"oldest at {_time(min(each.since_ms for each in views), facts)}"
-            f"{_failure_of(views[0])}",
-            step=f"keylane parked list {group.subject} {group.group} --dead{_key_option(facts)}",
+            f"first {_ago(min(each.since_ms for each in views), facts)}"
+            f"{_newest_failure(views)}",
+            step="repair the handler, then, if this key has some of them: "
+            f"keylane dead retry {group.subject} {group.group}{_key_option(facts)}",
             partitions=_numbers(views),
         )
 
@@ -520,16 +593,11 @@ def _numbers(views: Sequence[ParkedKeyView]) -> tuple[int, ...]:
     return tuple(sorted({each.partition_id for each in views}))
 
 
-def _state_of(view: ParkedKeyView) -> str:
-    if view.is_dead:
-        return "dead"
-    return "being handled again" if view.state is ParkState.REDRIVING else "parked"
-
-
-def _failure_of(view: ParkedKeyView) -> str:
-    failure = view.failure
-    if failure is None:
+def _newest_failure(views: Sequence[ParkedKeyView | ParkedTotals]) -> str:
+    failures = [each.failure for each in views if each.failure is not None]
+    if not failures:
         return ""
+    failure = max(failures, key=lambda each: each.at_ms)
     text = failure.text[:TEXT_CHARS_SHOWN]
     return (
         f"; the last error, after {counted(failure.attempts, 'try', 'tries')}, was {failure.kind}"
@@ -560,25 +628,26 @@ def _unread_parents(facts: Facts) -> Iterator[Cause]:
         )
         where = "" if parent.offset is None else f", from offset {parent.offset} on"
         owner = "which no consumer has" if parent.owner is None else f"which {parent.owner} has"
+        stored = next(
+            (
+                f"; the newest message of the key, at offset {each.offset} of partition "
+                f"{each.partition_id}, was stored {format_age(each.age_ms)} ago"
+                for each in map(facts.newest.get, reversed(waiting))
+                if each is not None and each.offset is not None
+            ),
+            "",
+        )
         yield Cause(
             code="parent_unread",
-            text=f"{_on(waiting)} {'waits' if len(waiting) == 1 else 'wait'} until partition "
-            f"{number}, {owner}, is read to its end: {left}{where}",
+            text=f"{numbered(waiting)} {'waits' if len(waiting) == 1 else 'wait'} until partition "
+            f"{number}, {owner}, is read to its end: {left}{where}{stored}",
             step=f"keylane group describe {group.subject} {group.group} --all",
             partitions=tuple(waiting),
         )
 
 
 def _operations(facts: Facts) -> Iterator[Cause]:
-    for operation in facts.operations:
-        if operation.problem:
-            yield Cause(
-                code="operation_waits",
-                text=f"operation {operation.operation_id} ({operation.kind}) waits: "
-                f"{operation.problem}",
-                step=f"keylane subject operations {operation.subject}",
-                partitions=operation.sealed,
-            )
+    yield from (waiting_operation(each) for each in facts.operations if each.problem)
 
 
 def _behind(facts: Facts) -> Iterator[Cause]:
@@ -595,7 +664,8 @@ def _behind(facts: Facts) -> Iterator[Cause]:
     ]
     if not behind:
         return
-    most = max(behind, key=lambda each: each.lag or 0)
+    stuck = [each for each in behind if _is_stuck(each, facts)]
+    most = max(stuck or behind, key=lambda each: each.lag or 0)
     total = counted(sum(each.lag or 0 for each in behind), "message")
     what = f"{total} of partition {most.partition_id}"
     if len(behind) > 1:
@@ -604,9 +674,37 @@ def _behind(facts: Facts) -> Iterator[Cause]:
         code="behind",
         text=f"group {group.group} has not acked {what}, from offset {most.offset} on"
         f"{_newest_place(most, facts)}; {_pace_text(most, facts)}",
-        step=f"look again: keylane group describe {group.subject} {group.group}; if the offset "
-        "stands still, look at the consumer's log",
+        step=f"{_step_behind(most, facts)}: keylane group describe {group.subject} {group.group} "
+        "shows how far it is",
         partitions=tuple(each.partition_id for each in behind),
+    )
+
+
+def _step_behind(progress: PartitionProgress, facts: Facts) -> str:
+    pace, member = facts.paces.get(progress.partition_id), _member_of(progress, facts)
+    if pace is not None and pace.acked:
+        if _is_stuck(progress, facts):
+            return "it needs more consumers, more partitions, or a faster handler"
+        return "wait, nothing holds it up"
+    step = f"look at the log and the process of {progress.owner or 'its consumers'}"
+    if member is not None:
+        step += f"; if it is dead, its lease ends in {format_seconds(member.expires_in_ms)}"
+    return f"{step}; a slow handler needs more time, more consumers, or more partitions"
+
+
+def _member_of(progress: PartitionProgress, facts: Facts) -> GroupMember | None:
+    return next((each for each in facts.group.members if each.client == progress.owner), None)
+
+
+def _is_stuck(progress: PartitionProgress, facts: Facts) -> bool:
+    """Return True if a group makes no progress on a partition, as far as two looks can tell."""
+    pace = facts.paces.get(progress.partition_id)
+    if pace is None:
+        return True
+    return is_stuck(
+        progress.lag or 0,
+        falls_per_s=(pace.acked - pace.stored) * 1000 / pace.over_ms,
+        oldest_ms=pace.oldest_ms,
     )
 
 
@@ -621,8 +719,7 @@ def _newest_place(progress: PartitionProgress, facts: Facts) -> str:
 
 def _pace_text(progress: PartitionProgress, facts: Facts) -> str:
     """Return what a group has done between two looks at a partition."""
-    pace = facts.paces.get(progress.partition_id)
-    member = next((each for each in facts.group.members if each.client == progress.owner), None)
+    pace, member = facts.paces.get(progress.partition_id), _member_of(progress, facts)
     who = progress.owner or "its consumers"
     has = "has" if progress.owner else "have"
     if member is not None:
@@ -630,9 +727,14 @@ def _pace_text(progress: PartitionProgress, facts: Facts) -> str:
     if pace is None:
         return f"{who} {has} them"
     if not pace.acked:
+        oldest = f"; the oldest has waited for at least {format_age(pace.oldest_ms)}"
+        known = facts.statuses.get(progress.partition_id)
+        per_s = None if known is None else known.messages_per_s
         return (
-            f"{who} {has} acked none of them within {format_seconds(pace.over_ms)}: a handler is "
-            "busy or has just begun, or the consumer is dead or cut off from broker group "
+            f"{who} {has} acked none within {format_seconds(pace.over_ms)}"
+            f"{oldest if pace.oldest_ms else ''}"
+            f"{f'; {format_rate(per_s)} a second arrive' if per_s else ''}: a handler is slow or "
+            "has just begun, or the consumer is dead or cut off from broker group "
             f"{progress.broker_group}"
         )
     rate = f"{pace.acked * 1000 / pace.over_ms:.0f} a second are acked"
@@ -663,7 +765,7 @@ def _lost(facts: Facts) -> Iterator[Cause]:
         yield Cause(
             code="removed_unread",
             text=f"retention has removed {counted(total, 'message')} of "
-            f"{_on(each.partition_id for each in removed)} before {group.group} had read them",
+            f"{numbered(each.partition_id for each in removed)} before {group.group} had read them",
             step=f"to keep unread messages: keylane subject set {group.subject} --retention acked",
             partitions=tuple(each.partition_id for each in removed),
         )
@@ -723,14 +825,17 @@ def _scheduled(facts: Facts) -> Iterator[Cause]:
         return
     first = min(messages, key=lambda each: each.deliver_at_ms)
     left_ms = first.deliver_at_ms - facts.now_ms
-    when = f"comes in {format_age(left_ms)}, at" if left_ms > 0 else "was due at"
+    when = f"was due {_ago(first.deliver_at_ms, facts)}"
+    if left_ms > 0:
+        moment = format_moment(first.deliver_at_ms, facts.now_ms)
+        when = f"comes in {format_age(left_ms)} (at {moment})"
     drop = f"; it will be dropped: {first.drop}" if first.drop else ""
     yield Cause(
         code="scheduled",
         text=f"{counted(total, 'message')} of {facts.group.subject} "
         f"{'waits for its' if total == 1 else 'wait for their'} delivery time; the first "
-        f"{when} {format_time(first.deliver_at_ms)}{drop}",
-        step=f"keylane scheduled list {facts.group.subject}",
+        f"{when}{drop}",
+        step=f"keylane scheduled list --subject {facts.group.subject}",
     )
 
 
@@ -744,7 +849,7 @@ def _not_stored(facts: Facts) -> Iterator[Cause]:
     if not any(each.next_offset for each in known):
         yield Cause(
             code="nothing_stored",
-            text=f"nothing was ever stored in {_on(numbers)}"
+            text=f"nothing was ever stored in {numbered(numbers)}"
             f"{', where the key belongs' if facts.key is not None else ''}",
             step=step,
             partitions=numbers,
@@ -758,7 +863,7 @@ def _not_stored(facts: Facts) -> Iterator[Cause]:
     searched = sum(each.next_offset - each.searched_from for each in searches)
     is_complete = all(each.searched_from == each.first_offset for each in searches)
     removed = sum(each.first_offset for each in searches)
-    text = f"no message of the key is stored in {_on(numbers)}, where the key belongs"
+    text = f"no message of the key is stored in {numbered(numbers)}, where the key belongs"
     if not is_complete:
         text += f", among the newest {counted(searched, 'message')}"
     if removed:
@@ -806,27 +911,39 @@ def _clocks(facts: Facts) -> Iterator[Cause]:
             )
 
 
+def _is_handled(facts: Facts) -> bool:
+    """Return True if the group has acked the newest message of the key in question."""
+    if facts.key is None or any(
+        each.failing is not None and each.failing.key_digest == key_digest(facts.key)
+        for each in facts.progress
+    ):
+        return False
+    for number in sorted((each.partition_id for each in facts.partitions), reverse=True):
+        newest = facts.newest.get(number)
+        if newest is None or newest.offset is not None:  # older messages are in its parents
+            return newest is not None and newest.acked is True
+    return False
+
+
 def _nothing_wrong(facts: Facts) -> Cause:
     group = facts.group
+    found = [(n, each) for n, each in facts.newest.items() if each.offset is not None]
     unknown = [each.partition_id for each in facts.progress if each.lag is None]
-    if unknown:
+    if unknown and not _is_handled(facts):
         return Cause(
             code="unknown",
-            text=f"it is not known how far {group.group} is in {_on(unknown)}",
+            text=f"it is not known how far {group.group} is in {numbered(unknown)}",
             step="keylane broker list",
             partitions=tuple(unknown),
         )
-    found = [(n, each) for n, each in facts.newest.items() if each.offset is not None]
     what, where = f"everything that is stored in {group.subject}", ""
     if facts.key is not None:
         what = "everything that is stored where the key belongs"
     if facts.key is not None and found:
         number, newest = max(found, key=lambda each: each[0])
         what = "the newest message of the key"
-        where = (
-            f", at offset {newest.offset} of partition {number}, stored "
-            f"{format_age(newest.age_ms)} ago"
-        )
+        stored = _ago(facts.now_ms - newest.age_ms, facts)
+        where = f", at offset {newest.offset} of partition {number}, stored {stored}"
     filters = sorted({each.filter for each in group.members if each.filter})
     only = f"; it handles only {filters[0]}" if filters else ""
     start = None if group.settings is None else group.settings.start
@@ -842,16 +959,16 @@ def _nothing_wrong(facts: Facts) -> Cause:
     )
 
 
-def _time(time_ms: int, facts: Facts) -> str:
-    """Return a time, and how long ago it was."""
-    age_ms = facts.now_ms - time_ms
-    return format_time(time_ms) + (f", {format_age(age_ms)} ago" if age_ms >= 0 else "")
+def _ago(time_ms: int, facts: Facts) -> str:
+    """Return how long ago a time was, with the time: "9 min ago (12:03:04 UTC)"."""
+    moment, age_ms = format_moment(time_ms, facts.now_ms), facts.now_ms - time_ms
+    return f"{format_age(age_ms)} ago ({moment})" if age_ms >= 0 else f"at {moment}"
 
 
-def _on(partitions: Iterable[int]) -> str:
-    numbers = tuple(partitions)
-    noun = "partition" if len(numbers) == 1 else "partitions"
-    return f"{noun} {listed(numbers)}"
+def _for(since_ms: int, facts: Facts) -> str:
+    """Return for how long something has been so: "for 9 min (since 12:03:04 UTC)"."""
+    since, age_ms = f"since {format_moment(since_ms, facts.now_ms)}", facts.now_ms - since_ms
+    return f"for {format_age(age_ms)} ({since})" if age_ms >= 0 else since
 
 
 def _plain_key_option(facts: Facts) -> str:
@@ -865,7 +982,13 @@ def _key_option(facts: Facts) -> str:
     if facts.key is None:
         return ""
     text = facts.key.decode(errors="replace")
-    return f" --key {text}" if _PLAIN_KEY.fullmatch(text) else f" --key-hex {facts.key.hex()}"
+    return f" --key {text}" if _PLAIN_WORD.fullmatch(text) else f" --key-hex {facts.key.hex()}"
+
+
+def _shell_word(text: str) -> str:
+    """Return a name as a shell takes it, with quotes if it needs them."""
+    quoted = text.replace("'", "'\"'\"'")
+    return text if _PLAIN_WORD.fullmatch(text) else f"'{quoted}'"
 
 
 RULES: tuple[Callable[[Facts], Iterator[Cause]], ...] = (
@@ -874,6 +997,7 @@ RULES: tuple[Callable[[Facts], Iterator[Cause]], ...] = (
     _no_consumer,
     _silent_everywhere,
     _unheard_owners,
+    _silent_awaited,
     _cut_off,
     _refusing,
     _damaged,
@@ -881,6 +1005,7 @@ RULES: tuple[Callable[[Facts], Iterator[Cause]], ...] = (
     _failing,
     _suspects,
     _parked,
+    _redriven,
     _retried,
     _not_granted,
     _hand_over,
@@ -900,5 +1025,13 @@ RULES: tuple[Callable[[Facts], Iterator[Cause]], ...] = (
     _clocks,
 )
 """In this order they are told."""
+_SET_ASIDE = frozenset({"filtered_out", "parked", "redriven", "retried"})
+"""Codes of causes that say how the newest message of a key was acked without being handled."""
+_MAY_BE_NEWER = frozenset(
+    {"producer_waits", "broker_refuses", "no_copy", "over_quota", "dead_letters"}
+)
+"""Codes of causes that may hold up a message of the key that is newer than the newest acked one, or
+that may be the reason why that was acked.
+"""
 _ASIDE = frozenset({"clock", "dead_letters"})
 """Codes of causes beside which something else may be wrong."""

@@ -9,11 +9,13 @@ from msgspec import Struct
 
 from ...protocol.control import BrokerView, Health, PartitionStatus
 from ...protocol.operations import OperationView
+from ...protocol.parked import ParkedTotals
 from ...protocol.reading.newest import NewestMessage
 from ...protocol.routing import Partition, PartitionState, logical_partition
 from ...protocol.scheduled.receipt import ScheduledPage
 from ..parked_views import ParkedKeyView
 from ..views import GroupDescription, PartitionProgress
+from .lag import STUCK_MS
 
 
 class LagPace(Struct, frozen=True, kw_only=True):
@@ -24,6 +26,8 @@ class LagPace(Struct, frozen=True, kw_only=True):
     """The number of messages that were stored."""
     acked: int
     """The number of messages that the group has acked."""
+    oldest_ms: int = STUCK_MS
+    """How long the oldest message that it has not acked has waited at least, in milliseconds."""
 
 
 class Facts(Struct, frozen=True, kw_only=True, dict=True):
@@ -43,12 +47,20 @@ class Facts(Struct, frozen=True, kw_only=True, dict=True):
     """By partition, the newest message of the key; without a key, the newest message."""
     parked: tuple[ParkedKeyView, ...] = ()
     """The first parked messages of the key; of any key, if none is in question."""
+    parked_totals: Mapping[int, ParkedTotals] = {}
+    """By partition, for those with more parked keys than are in `parked`."""
+    is_parked_partial: bool = False
+    """True if there are more parked keys, and it is not known how many."""
     brokers: tuple[BrokerView, ...] = ()
     """The brokers of these partitions, as the metaserver knows them."""
     health: Mapping[str, Health] = {}
     """By broker group, what its broker says of itself."""
     silent: Mapping[str, str] = {}
     """By broker group whose broker has told nothing, such as "has not answered within 0.6 s"."""
+    accepts: Mapping[str, bool] = {}
+    """By broker group whose broker has told nothing, whether something accepts connections at its
+    address, as far as that is known.
+    """
     clocks_ms: Mapping[str, int] = {}
     """By broker group, how far its clock is ahead of that of the asking machine, in milliseconds;
     negative if it is behind.

@@ -7,74 +7,39 @@ import pytest
 from hypothesis import strategies
 from msgspec.structs import replace
 
-from keylane.admin import GroupDescription, ParkedKeyView, PartitionProgress
+from keylane.admin import ParkedKeyView
 from keylane.admin.why.causes import explain
 from keylane.admin.why.facts import Facts, LagPace, partitions_of_key
+from keylane.admin.why.lag import STUCK_MS
 from keylane.protocol.control import (
     BrokerView,
     EndedMember,
     GroupMember,
     GroupStatus,
-    Health,
-    PartitionStatus,
+    WaitingProducer,
 )
-from keylane.protocol.groups import GroupSettings
-from keylane.protocol.parked import FailingMessage, Failure, ParkState
+from keylane.protocol.groups import FailurePolicy, GroupPolicy, GroupSettings
+from keylane.protocol.parked import FailingMessage, Failure, ParkedTotals, ParkState
 from keylane.protocol.reading.newest import NewestMessage
 from keylane.protocol.routing import (
     LOGICAL_PARTITIONS,
-    ConsumeStrategy,
-    Partition,
     PartitionState,
     logical_partition,
 )
-from keylane.protocol.text import printable
-
-
-def partition(number: int, start: int, end: int, *parents: int) -> Partition:
-    return Partition(
-        partition_id=number,
-        name=f"p{number}",
-        queue=0,
-        range_start=start,
-        range_end=end,
-        broker_group="g1",
-        state=PartitionState.OPEN if not start or parents else PartitionState.SEALED,
-        parents=parents,
-        address="h:1",
-    )
-
-
-def progress(number: int, **changes: object) -> PartitionProgress:
-    return replace(
-        PartitionProgress(
-            partition_id=number,
-            name=f"p{number}",
-            state=PartitionState.OPEN,
-            broker_group="g1",
-            owner="c1",
-            session="s1",
-            token=1,
-            expires_in_ms=20_000,
-            offset=0,
-            acked_above=0,
-            next_offset=10,
-            lag=10,
-        ),
-        **changes,
-    )
-
-
-def facts(*partitions: Partition, progress_of: tuple[PartitionProgress, ...], **changes) -> Facts:
-    group = GroupDescription(
-        subject="orders",
-        group="billing",
-        strategy=ConsumeStrategy.EXCLUSIVE,
-        sessions=1,
-        lag=10,
-        partitions=progress_of,
-    )
-    return Facts(group=group, partitions=partitions, **changes)
+from keylane.protocol.text import key_digest, printable
+from support.why_facts import (
+    FAILING,
+    WHOLE,
+    broker,
+    facts,
+    health,
+    newest,
+    parked_key,
+    partition,
+    progress,
+    read,
+    status,
+)
 
 
 def codes(given: Facts) -> list[str]:
@@ -103,6 +68,24 @@ def test_child_waits_for_a_grandparent_that_is_not_read():
     assert "until partition 1, which c1 has, is read" in waits.text
 
 
+def test_message_that_waits_for_a_parent_is_named_with_its_place():
+    sealed = progress(1, state=PartitionState.SEALED)
+    newest = NewestMessage(
+        partition_id=2, searched_from=0, first_offset=0, next_offset=10, offset=7, age_ms=5_000
+    )
+    given = facts(
+        partition(1, 0, 1024),
+        partition(2, 0, 1024, 1),
+        progress_of=(sealed, progress(2)),
+        key=b"a",
+        newest={2: newest},
+    )
+    [waits] = [cause for cause in explain(given).causes if cause.code == "parent_unread"]
+    assert waits.text.endswith(
+        "; the newest message of the key, at offset 7 of partition 2, was stored 5.0 s ago"
+    )
+
+
 def test_most_likely_cause_comes_first_when_several_hold():
     """A broker that is silent explains more than a handler that was seen failing before."""
     silent = BrokerView(broker_group="g1", address="h:1", available=False, silent_ms=9_000)
@@ -120,6 +103,55 @@ def test_text_of_users_cannot_move_the_cursor_of_a_terminal():
     assert "\n" not in first.text
 
 
+@pytest.mark.parametrize(
+    ("ended", "token", "text", "step"),
+    [
+        (
+            EndedMember(client="vm:1", left=False, ended_ms=3_000),
+            1,
+            (
+                "no consumer of billing is heard: the leases of the last one, vm:1, ended 3.0 s ago, "
+                "because it had sent no heartbeat for its ttl: it is dead, cut off, or its event loop "
+                "is blocked"
+            ),
+            (
+                "look whether its process still runs, and at its log; if it has ended, start a "
+                "consumer of orders in the group billing"
+            ),
+        ),
+        (
+            EndedMember(client="vm:1", left=True, ended_ms=3_000),
+            1,
+            "no consumer of billing runs: the last one, vm:1, left 3.0 s ago",
+            "start a consumer of orders in the group billing",
+        ),
+        (
+            None,
+            1,
+            "no consumer of billing has sent a heartbeat for 12 s",
+            "start a consumer of orders in the group billing",
+        ),
+        (
+            None,
+            0,
+            "no consumer has joined group billing yet",
+            (
+                "start a consumer of orders in the group billing, such as: keylane consume orders "
+                "--group billing; keylane group list orders shows whether its name is spelled "
+                "otherwise"
+            ),
+        ),
+    ],
+)
+def test_group_without_consumers_is_told_with_what_became_of_the_last_one(
+    ended: EndedMember | None, token: int, text: str, step: str
+):
+    given = facts(WHOLE, progress_of=(progress(1, owner=None, session=None, token=token),))
+    alone = replace(given.group, sessions=0, ended=ended, silent_ms=12_000)
+    [cause, *_] = explain(replace(given, group=alone)).causes
+    assert (cause.code, cause.text, cause.step) == ("no_consumer", text, step)
+
+
 def test_lag_that_is_not_known_is_said_to_be_unknown():
     given = facts(
         partition(1, 0, 1024),
@@ -132,35 +164,6 @@ def test_lag_that_is_not_known_is_said_to_be_unknown():
 
 
 # ── what servers know of themselves ───────────────────────────────────────────────────────────────
-def broker(name: str = "g1", **changes: object) -> BrokerView:
-    return replace(
-        BrokerView(broker_group=name, address="h:1", available=True, silent_ms=200), **changes
-    )
-
-
-def health(*, ready: bool = True, reason: str = "", **details: object) -> Health:
-    return Health(program="broker", ready=ready, reason=reason, details=details)
-
-
-def status(number: int, **changes: object) -> PartitionStatus:
-    known = PartitionStatus(
-        partition_id=number,
-        subject="orders",
-        name=f"p{number}",
-        state=PartitionState.OPEN,
-        first_offset=0,
-        next_offset=10,
-    )
-    return replace(known, **changes)
-
-
-def read(number: int, **changes: object) -> PartitionProgress:
-    return progress(number, lag=0, offset=10, holder="s1", **changes)
-
-
-WHOLE = partition(1, 0, 1024)
-
-
 def test_broker_that_hangs_comes_first_when_it_has_all_messages_in_question():
     given = facts(
         WHOLE,
@@ -203,6 +206,57 @@ def test_broker_that_hangs_comes_after_a_handler_that_fails_at_another():
     [fails, hangs] = explain(given).causes
     assert fails.text.endswith("the last error was ValueError; later messages of its key wait")
     assert hangs.partitions == (2,)
+
+
+def test_broker_that_is_gone_comes_before_the_clients_that_wait_for_it():
+    low, high = partition(1, 0, 512), replace(partition(2, 512, 1024), broker_group="g2")
+    member = GroupMember(
+        client="c2", partitions=0, heard_ms=100, expires_in_ms=29_000, unreached=("g2",)
+    )
+    waits = WaitingProducer(
+        client="vm:1", broker_group="g2", messages=1, waiting_ms=900, reason="connection refused"
+    )
+    given = facts(
+        low,
+        high,
+        progress_of=(read(1), progress(2, broker_group="g2", lag=None, next_offset=None)),
+        brokers=(broker(), broker("g2", address="h:2")),
+        silent={"g2": "does not answer: cannot reach h:2: connection refused"},
+        accepts={"g2": False},
+    )
+    for clients in ({"waiting_producers": (waits,)}, {"members": (member,)}):
+        [cause] = explain(replace(given, group=replace(given.group, **clients))).causes
+        assert cause.code == "broker_gone"
+        assert cause.step == "start the broker at h:2 again; keylane broker list"
+    failing = (progress(1, failing=FAILING), given.progress[1])
+    unawaited = replace(given, group=replace(given.group, partitions=failing))
+    assert codes(unawaited) == ["handler_fails", "broker_gone"]
+
+
+@pytest.mark.parametrize(
+    ("accepts", "still", "step"),
+    [
+        (False, "9.0 s: messages", "start the broker at h:1 again; keylane broker list"),
+        (
+            True,
+            "9.0 s, but something still accepts connections at h:1: messages",
+            "end the process at h:1, which hangs; then start the broker again",
+        ),
+    ],
+)
+def test_step_for_a_silent_broker_ends_a_process_that_still_accepts_connections(
+    accepts: bool, still: str, step: str
+):
+    given = facts(
+        WHOLE,
+        progress_of=(progress(1, lag=None, next_offset=None),),
+        brokers=(broker(available=False, silent_ms=9_000),),
+        accepts={"g1": accepts},
+    )
+    [cause] = explain(given).causes
+    assert cause.code == "broker_silent"
+    assert still in cause.text
+    assert cause.step == step
 
 
 def test_broker_whose_acks_wait_for_copies_is_named_with_them():
@@ -337,31 +391,101 @@ def test_cut_off_consumer_is_not_blamed_for_partitions_that_another_has():
 
 
 # ── one key ───────────────────────────────────────────────────────────────────────────────────────
-def newest(offset: int | None, *, searched_from: int = 0, **changes: object) -> NewestMessage:
-    found = NewestMessage(
-        partition_id=1,
-        searched_from=searched_from,
-        first_offset=0,
-        next_offset=10,
-        offset=offset,
-        age_ms=4_000,
-    )
-    return replace(found, **changes)
-
-
 def test_lag_of_other_keys_is_not_the_cause_for_a_key_that_is_acked():
     given = facts(
         WHOLE,
         progress_of=(progress(1, holder="s1"),),
         key=b"a",
         newest={1: newest(7, acked=True)},
+        now_ms=1_000_000,
     )
     [cause] = explain(given).causes
     assert cause.code == "all_acked"
     assert cause.text.startswith(
-        "group billing has acked the newest message of the key, at offset 7 of partition 1, stored 4.0 s "
-        "ago"
+        "group billing has acked the newest message of the key, at offset 7 of partition 1, stored "
+        "4.0 s ago (00:16:36 UTC)"
     )
+
+
+def test_key_that_is_handled_is_said_to_be_before_what_else_stands():
+    given = facts(
+        WHOLE,
+        progress_of=(progress(1, holder="s1", failing=FAILING),),
+        key=b"a",
+        newest={1: newest(7, acked=True)},
+    )
+    assert codes(given) == ["all_acked", "handler_fails"]
+    assert codes(replace(given, newest={1: newest(7, acked=False)}))[0] == "behind"
+    own = replace(FAILING, key_digest=key_digest(b"a"))
+    shared = replace(given, group=replace(given.group, partitions=(progress(1, failing=own),)))
+    assert codes(shared)[0] == "handler_fails", "a shared group acks newer messages before it"
+
+
+def test_failing_message_of_another_key_does_not_hide_that_the_key_may_fail():
+    """With several failing keys in a partition, only the oldest message is known."""
+    given = facts(
+        WHOLE,
+        progress_of=(progress(1, holder="s1", failing=FAILING),),
+        key=b"a",
+        newest={1: newest(7, acked=False)},
+    )
+    cause = explain(given).causes[1]
+    assert cause.code == "handler_fails"
+    assert cause.text.endswith(
+        "only the oldest failing message of a partition is known, so this key may fail as well"
+    )
+
+
+def test_key_is_not_said_to_be_handled_while_its_youngest_partition_is_not_known():
+    child = replace(partition(2, 0, 1024, 1), broker_group="g2")
+    given = facts(
+        replace(WHOLE, state=PartitionState.SEALED),
+        child,
+        progress_of=(
+            read(1, state=PartitionState.SEALED),
+            progress(2, lag=None, broker_group="g2"),
+        ),
+        key=b"a",
+        newest={1: newest(7, acked=True)},
+        silent={"g2": "has not answered within 0.6 s"},
+    )
+    assert codes(given) == ["broker_hangs"]
+    empty = replace(newest(None), partition_id=2)
+    assert codes(replace(given, newest={1: newest(7, acked=True), 2: empty}))[0] == "all_acked"
+
+
+def test_producer_that_waits_comes_before_a_key_that_is_handled_as_far_as_it_is_stored():
+    waits = WaitingProducer(
+        client="vm:1", broker_group="g1", messages=1, waiting_ms=9_000, reason="no answer"
+    )
+    given = facts(
+        WHOLE,
+        progress_of=(read(1),),
+        key=b"a",
+        newest={1: newest(7, acked=True)},
+        brokers=(broker(),),
+    )
+    given = replace(given, group=replace(given.group, waiting_producers=(waits,)))
+    assert codes(given) == ["producer_waits", "all_acked"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "step"),
+    [
+        (None, "or set the key aside: keylane group set orders billing --on-failure park"),
+        (FailurePolicy.BLOCK, "keylane group set orders billing --on-failure park"),
+        (FailurePolicy.PARK, "the policy park of the group applies after its last try"),
+    ],
+)
+def test_step_for_a_failing_handler_does_not_advise_the_policy_that_is_set(
+    policy: FailurePolicy | None, step: str
+):
+    settings = GroupSettings(
+        subject="orders", group="billing", policy=GroupPolicy(on_failure=policy)
+    )
+    given = facts(WHOLE, progress_of=(progress(1, failing=FAILING),))
+    given = replace(given, group=replace(given.group, settings=settings))
+    assert explain(given).causes[0].step.endswith(step)
 
 
 def test_search_that_did_not_reach_the_cursor_leaves_the_lag_as_a_cause():
@@ -375,6 +499,60 @@ def test_search_that_did_not_reach_the_cursor_leaves_the_lag_as_a_cause():
     assert "among the newest 5 messages" in explain(given).causes[1].text
     complete = replace(given, newest={1: newest(None, searched_from=2)})
     assert codes(complete) == ["key_not_stored"]
+
+
+def test_parked_keys_are_all_counted_and_told_with_the_newest_error():
+    two = parked_key(b"a", 9_000, "newest"), parked_key(b"b", 2_000, "older")
+    given = facts(WHOLE, progress_of=(read(1),), parked=two, now_ms=541_000)
+    text = explain(given).causes[0].text
+    assert text.startswith(
+        "2 keys have been parked for 9 min (since 00:00:01 UTC), with 4 messages;"
+    )
+    assert text.endswith("ValueError: newest")
+    failure = Failure("KeyError", "of key 7,000", "c1", 9_500, 1)
+    totals = ParkedTotals(keys=10_000, messages=30_000, since_ms=500, failure=failure)
+    text = explain(replace(given, parked_totals={1: totals})).causes[0].text
+    assert text.startswith("10000 keys have been parked for 9 min (since 00:00:00 UTC)")
+    assert "with 30000 messages" in text
+    assert text.endswith("KeyError: of key 7,000")
+    assert explain(given).unknown == ()
+
+
+def test_parked_keys_that_a_broker_does_not_count_are_at_least_so_many():
+    given = facts(WHOLE, progress_of=(read(1),), parked=(parked_key(b"a", 1, "no"),))
+    text = explain(replace(given, is_parked_partial=True)).causes[0].text
+    assert text.startswith("at least 1 key has been parked since")
+    assert "with at least 2 messages" in text
+
+
+def test_redriven_key_is_not_said_to_be_parked():
+    again = replace(parked_key(b"a", 9_000, "no"), state=ParkState.REDRIVING)
+    given = facts(
+        WHOLE,
+        progress_of=(read(1),),
+        key=b"a",
+        newest={1: newest(7, acked=True)},
+        parked=(again,),
+        now_ms=900_000,
+    )
+    [cause] = explain(given).causes
+    assert cause.code == "redriven"
+    assert cause.text == (
+        "2 messages of the key are being handled again after a redrive; the last error, after 5 "
+        "tries, was ValueError: no"
+    )
+    assert cause.step == "wait; if they fail again, look at the handler's log"
+    other = parked_key(b"b", 9_000, "no")
+    both = replace(given, key=None, newest={}, parked=(again, other))
+    parked, redriven = explain(both).causes
+    assert parked.text.startswith("1 key has been parked for 14 min")
+    assert redriven.text.startswith("2 messages of 1 key are being handled again")
+
+
+def test_dead_letters_that_are_redriven_do_not_wait_for_a_retry():
+    again = replace(parked_key(b"", 9_000, "no"), key=None, state=ParkState.REDRIVING, tries=0)
+    given = facts(WHOLE, progress_of=(read(1),), parked=(again,))
+    assert codes(given) == ["redriven"]
 
 
 def test_dead_letters_of_any_key_are_told_after_the_rest_when_a_key_is_asked_for():
@@ -393,8 +571,14 @@ def test_dead_letters_of_any_key_are_told_after_the_rest_when_a_key_is_asked_for
     )
     assert codes(given) == ["dead_letters", "all_acked"]
     [cause, _] = explain(given).causes
-    assert cause.step == "keylane parked list orders billing --dead --key-hex 612062"
-    assert codes(replace(given, key=None)) == ["parked"]
+    assert cause.step.endswith(": keylane dead retry orders billing --key-hex 612062")
+    anyone = replace(given, key=None, now_ms=541_000)
+    [cause] = explain(anyone).causes
+    assert cause.code == "parked"
+    assert cause.text.startswith("3 messages were given up, the first 9 min ago (00:00:01 UTC);")
+    assert cause.step == "repair the handler, then: keylane dead retry orders billing"
+    both = explain(replace(anyone, parked=(dead, parked_key(b"a", 1, "no")))).causes[0]
+    assert both.text.startswith("5 messages were set aside, the first 9 min ago")
 
 
 @pytest.mark.parametrize(
@@ -427,7 +611,7 @@ def test_filter_is_said_to_leave_a_message_out_only_when_that_is_certain(
     [
         (50, 25, "100 a second are acked: at this rate it has caught up in 20 s"),
         (50, 60, "100 a second are acked, 120 a second arrive: it stays behind"),
-        (0, 60, "c1 has acked none of them within 0.5 s"),
+        (0, 60, "c1 has acked none within 0.5 s; the oldest has waited for at least 10 s:"),
     ],
 )
 def test_lag_is_told_with_the_rate(acked: int, stored: int, text: str):
@@ -438,6 +622,39 @@ def test_lag_is_told_with_the_rate(acked: int, stored: int, text: str):
     )
     [cause] = explain(given).causes
     assert text in cause.text
+
+
+@pytest.mark.parametrize(
+    ("acked", "stored", "oldest_ms", "step"),
+    [
+        (50, 0, STUCK_MS, "wait, nothing holds it up"),
+        (50, 60, STUCK_MS, "it needs more consumers, more partitions, or a faster handler"),
+        (0, 0, 0, "look at the log and the process of c1"),
+        (0, 0, STUCK_MS, "look at the log and the process of c1"),
+    ],
+)
+def test_step_for_a_lag_says_to_wait_only_where_an_ack_was_seen(
+    acked: int, stored: int, oldest_ms: int, step: str
+):
+    pace = LagPace(over_ms=500, stored=stored, acked=acked, oldest_ms=oldest_ms)
+    given = facts(WHOLE, progress_of=(progress(1, lag=1_000, holder="s1"),), paces={1: pace})
+    [cause] = explain(given).causes
+    assert cause.code == "behind"
+    assert cause.step.startswith(step)
+    assert ("wait, nothing" in cause.step) is (acked > stored)
+
+
+def test_consumer_that_may_be_dead_is_told_with_the_end_of_its_lease_and_what_arrives():
+    member = GroupMember(client="c1", partitions=1, heard_ms=6_000, expires_in_ms=24_000)
+    given = facts(
+        WHOLE,
+        progress_of=(progress(1, lag=1_000, holder="s1"),),
+        paces={1: LagPace(over_ms=500, stored=0, acked=0, oldest_ms=0)},
+        statuses={1: status(1, messages_per_s=3.3)},
+    )
+    [cause] = explain(replace(given, group=replace(given.group, members=(member,)))).causes
+    assert "c1, last heard 6.0 s ago, has acked none within 0.5 s; 3.3 a second" in cause.text
+    assert "if it is dead, its lease ends in 24 s; a slow handler needs more time" in cause.step
 
 
 def test_removed_messages_are_named_with_their_partition():

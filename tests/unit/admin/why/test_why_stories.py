@@ -164,6 +164,22 @@ async def test_why_names_a_silent_broker(keylane_cluster: VirtualCluster):
     assert found.unknown
 
 
+async def test_silent_broker_hangs_only_while_its_process_is_there(
+    keylane_cluster: VirtualCluster,
+):
+    broker = keylane_cluster.brokers[0]
+    async with Admin(keylane_cluster.address) as admin:
+        assert await admin.find_hanging(await admin.list_brokers()) == set(), "it is not silent"
+        broker.pause()
+        await asyncio.sleep(60)
+        silent = await admin.list_brokers()
+        assert await admin.find_hanging(silent) == {"g0"}
+        broker.crash()
+        began_s = keylane_cluster.now_s
+        assert await admin.find_hanging(silent) == set()
+        assert keylane_cluster.now_s - began_s <= 0.3
+
+
 async def test_why_answers_though_a_broker_hangs(keylane_cluster: VirtualCluster):
     await keylane_cluster.create_subject(SUBJECT, partitions=1)
     await join(keylane_cluster)
@@ -230,8 +246,19 @@ async def test_why_refuses_what_does_not_exist(keylane_cluster: VirtualCluster):
     async with Admin(keylane_cluster.address) as admin:
         with pytest.raises(SubjectUnknownError):
             await admin.why("nothing", GROUP)
-        with pytest.raises(GroupUnknownError):
+        with pytest.raises(GroupUnknownError) as raised:
             await admin.why(SUBJECT, "nobody")
+    assert "keylane group list orders shows all groups" in raised.value.hint
+    assert "keylane group create orders nobody" in raised.value.hint
+
+
+async def test_why_says_that_no_consumer_has_joined_a_group_that_an_operator_made(
+    keylane_cluster: VirtualCluster,
+):
+    await keylane_cluster.create_subject(SUBJECT, partitions=1)
+    async with Admin(keylane_cluster.address) as admin:
+        await admin.create_group(SUBJECT, GROUP)
+    assert first(await why(keylane_cluster)) == "no consumer has joined group billing yet"
 
 
 async def test_why_names_a_consumer_that_cannot_reach_a_broker(keylane_cluster: VirtualCluster):
@@ -339,6 +366,7 @@ async def test_why_does_not_blame_a_key_that_fails_for_another(keylane_cluster: 
     found = await until_first(keylane_cluster, "behind", "a")
     assert [each.code for each in found.causes] == ["behind", "handler_fails"]
     assert "it has another key, for which this key does not wait" in found.causes[1].text
+    assert "so this key may fail as well" in found.causes[1].text
 
 
 async def test_why_names_scheduled_messages(keylane_cluster: VirtualCluster):
@@ -387,8 +415,8 @@ class DyingMetaserver:
         self._cluster = cluster
         self._client = client
 
-    async def call(self, endpoint, *, subject: str, group: str):
-        answer = await self._client.call(endpoint, subject=subject, group=group)
+    async def call(self, endpoint, **options):
+        answer = await self._client.call(endpoint, **options)
         self._cluster.metaserver.crash()
         return answer
 

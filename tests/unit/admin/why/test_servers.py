@@ -1,0 +1,76 @@
+"""The sentences about brokers and operations."""
+
+from __future__ import annotations
+
+from keylane.admin import BrokerList, BrokerView, OperationView
+from keylane.admin.why.servers import server_causes, waiting_operation
+from keylane.protocol.membership.views import RefusedBroker
+from keylane.protocol.operations import OperationKind, OperationState
+
+
+def test_each_problem_of_a_broker_is_named_with_its_step():
+    brokers = [
+        BrokerView(broker_group="g1", address="h:1", available=True, silent_ms=0),
+        BrokerView(broker_group="g2", address="h:2", available=False, silent_ms=12_000),
+        BrokerView(
+            broker_group="g3",
+            address="h:3",
+            available=True,
+            silent_ms=0,
+            writable=False,
+            problem="the disk is full",
+            folders=1,
+            folders_wanted=2,
+        ),
+    ]
+    refused = [RefusedBroker(broker_group="g1", address="h:4", problem="its folder is older")]
+    found = list(server_causes(BrokerList(brokers=brokers, refused=refused)))
+    assert [(name, each.code) for name, each in found] == [
+        ("g2", "broker_silent"),
+        ("g3", "broker_refuses"),
+        ("g3", "too_few_folders"),
+        ("g1", "broker_refused"),
+    ]
+    assert found[0][1].text == (
+        "broker group g2 has been silent for 12 s: messages for its partitions wait at their "
+        "producers, and nobody gets those that are stored there"
+    )
+    assert found[1][1].text.startswith("broker group g3 takes no messages: the disk is full; ")
+    assert found[3][1].step == "keylane broker accept g1 --dry-run"
+
+
+def test_silent_broker_that_hangs_is_to_be_ended_first():
+    broker = BrokerView(broker_group="g2", address="h:2", available=False, silent_ms=12_000)
+    found = BrokerList(brokers=[broker], refused=[])
+    steps = [next(server_causes(found, hanging))[1].step for hanging in ({"g1"}, {"g2"})]
+    assert steps == [
+        "start the broker at h:2 again; keylane broker list",
+        "end the process at h:2, which hangs; then start the broker again",
+    ]
+
+
+def test_silent_broker_without_partitions_holds_nothing_up():
+    broker = BrokerView(
+        broker_group="g2", address="h:2", available=False, silent_ms=12_000, has_partitions=False
+    )
+    [(_, cause)] = server_causes(BrokerList(brokers=[broker], refused=[]))
+    assert cause.text == "broker group g2 has been silent for 12 s: no partition is on it"
+
+
+def test_operation_that_waits_is_named_with_its_subject_the_time_and_the_reason():
+    operation = OperationView(
+        operation_id=7,
+        subject="orders",
+        kind=OperationKind.MOVE,
+        state=OperationState.SEAL,
+        sealed=(1,),
+        children=(),
+        problem="broker group g2 is silent",
+        waiting_since_ms=60_000,
+    )
+    cause = waiting_operation(operation)
+    assert cause.text == (
+        "operation 7 (move) on orders waits since 1970-01-01T00:01:00.000+00:00: broker group g2 "
+        "is silent"
+    )
+    assert cause.step == "keylane subject operations orders"
