@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import replace
 from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode
@@ -19,7 +20,6 @@ import msgspec
 from ..protocol.clock import Clock
 from ..protocol.errors import (
     AccessDeniedError,
-    CapabilityEndedError,
     ConfigError,
     Fate,
     GroupUnknownError,
@@ -28,25 +28,26 @@ from ..protocol.errors import (
     NotFoundError,
     PartitionUnknownError,
     SubjectUnknownError,
-    UnauthenticatedError,
 )
 from ..protocol.http.tls_settings import TlsSettings
+from ..rpc.environment import Environment
 from ..rpc.pages import PageAnswer, PageRequest
-from .acts.act import Act, ActResult, command_text
-from .acts.table import ACTS
+from .acts.act import Act, ActResult, Form, command_text, run
+from .acts.table import ACTS, act_form
 from .assets import Assets
 from .feed import Feed
 from .feeds import Feeds
 from .html import Html
-from .live import Live
-from .page import Page, href
-from .sign_in import COOKIE, cookie_for, form_token, is_own_form, read_token
+from .live import Live, encode_error
+from .page import Link, Page, href
+from .sign_in import COOKIE, SIGNED_OUT, cookie_for, form_token, is_own_form, read_token
 from .views import access, brokers, groups, messages, parked, subjects
 from .views.overview import overview
 
 View = Callable[[Feed, Mapping[str, str], Mapping[str, str]], Awaitable[Page]]
 PATH_CHARS_MAX = 4_000
-SIGNED_OUT = (UnauthenticatedError, CapabilityEndedError)
+CHECKED_MS = 5_000
+"""How often it is checked whether the reader of a stream is still signed in, in milliseconds."""
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'self'; "
@@ -63,6 +64,11 @@ HEADERS = {
 """Sent with every answer."""
 NAME = "([^/]+)"
 IN_GROUP = f"/subjects/{NAME}/groups/{NAME}"
+FOREIGN_FORM = "Nothing was done: the form was made under another sign-in. Look at it again."
+FORM_BEFORE_RESTART = (
+    "Nothing was done: the metaserver was restarted since. Look at the form again."
+)
+"""Without access control, forms are made with a secret that a restart changes."""
 VIEWS: tuple[tuple[str, View, tuple[str, ...]], ...] = (
     ("", overview, ()),
     ("/subjects", subjects.subjects, ()),
@@ -82,6 +88,7 @@ VIEWS: tuple[tuple[str, View, tuple[str, ...]], ...] = (
     ("/access/audit", access.audit, ()),
 )
 """The path of each page below /console, its view, and the names in the path."""
+PARKED_MESSAGES = re.compile(f"{IN_GROUP}/parked/messages")
 MESSAGES = re.compile(f"/subjects/{NAME}/(messages|tail)")
 _PATTERNS = [(re.compile(path), view, names) for path, view, names in VIEWS]
 
@@ -148,23 +155,33 @@ class Console:
         except SIGNED_OUT:
             return self._ask_to_sign_in(request, "Your sign-in has ended.")
         except KeylaneError as error:
-            return self._failed(error, who)
+            onward = None
+            if (found := PARKED_MESSAGES.fullmatch(path)) is not None:
+                keys = href("subjects", found[1], "groups", found[2], "parked")
+                onward = Link("To the group's parked keys", keys)
+            return self._failed(error, who, onward)
 
     async def _answer_signed_in(self, request: PageRequest, path: str, who: SignIn) -> PageAnswer:
-        feed = await self._feeds.of(who.token)
-        if path.startswith("/act/"):
-            return await self._act(request, path.removeprefix("/act/"), feed, who)
-        if request.method != "GET":
-            raise InvalidRequestError("this page takes no form")
-        if path == "/live":
+        if path == "/live" and request.method == "GET":
             address = request.query.get("page", "")
-            build = _bound(*_route(address), feed)
-            return _stream(self._live.stream((who.token, address), build))
-        if (match := MESSAGES.fullmatch(path)) is not None:
+            view = _route(address)
+            return self._stream(
+                request,
+                who,
+                lambda feed, _: self._live.stream((who.token, address), _bound(*view, feed)),
+            )
+        async with self._feeds.use(who.token) as (feed, environment):
+            if path.startswith("/act/"):
+                return await self._act(request, path.removeprefix("/act/"), feed, who)
+            if request.method != "GET":
+                raise InvalidRequestError("this page takes no form")
+            if (match := MESSAGES.fullmatch(path)) is None:
+                return self._page(await _bound(*_route(path, request.query), feed)(), who)
             subject = match[1]
-            environment = await self._feeds.environment(who.token)
             if match[2] == "tail":
-                return _stream(self._tails.stream(subject, request.query, environment))
+                return self._stream(
+                    request, who, lambda _, used: self._tails.stream(subject, request.query, used)
+                )
             page = await messages.messages(
                 feed,
                 {"subject": subject},
@@ -173,7 +190,32 @@ class Console:
                 environment=environment,
             )
             return self._page(page, who)
-        return self._page(await _bound(*_route(path, request.query), feed)(), who)
+
+    def _stream(
+        self,
+        request: PageRequest,
+        who: SignIn,
+        open_stream: Callable[[Feed, Environment], AsyncGenerator[bytes, None]],
+    ) -> PageAnswer:
+        """Answer with a stream. Its feed stays open meanwhile, and it ends with the sign-in."""
+
+        async def events() -> AsyncGenerator[bytes, None]:
+            checked_ms = self._clock.boot_ms()
+            try:
+                async with (
+                    self._feeds.use(who.token) as held,
+                    aclosing(open_stream(*held)) as stream,
+                ):
+                    async for event in stream:
+                        yield event
+                        if self._is_guarded and self._clock.boot_ms() - checked_ms >= CHECKED_MS:
+                            await request.identify(who.token)
+                            checked_ms = self._clock.boot_ms()
+            except KeylaneError as error:
+                yield encode_error(error)
+
+        headers = HEADERS | {"Content-Type": "text/event-stream; charset=utf-8"}
+        return PageAnswer(headers=headers, events=events())
 
     # ── acts ──────────────────────────────────────────────────────────────────────────────────────
     async def _act(self, request: PageRequest, name: str, feed: Feed, who: SignIn) -> PageAnswer:
@@ -182,54 +224,53 @@ class Console:
         if act is None:
             raise InvalidRequestError(f"there is no act {name!r:.40}", unknown_call=1)
         if request.method == "GET":
-            values = {each.name: each.default for each in act.fields} | dict(request.query)
+            values = act.defaults() | dict(request.query)
             if act.prefill is not None:
-                values |= await act.prefill(feed.admin, values)
+                values |= await act.prefill(feed.admin, Form(values))
             return self._act_page(act, name, values, who)
-        values = {each.name: request.form.get(each.name, "") for each in act.fields}
+        values = act.only_own(request.form)
         step = request.form.get("step", "")
         if not is_own_form(who.token or self._secret, request.form.get("csrf", "")):
-            problem = "Nothing was done: the form was made under another sign-in. Look at it again."
+            problem = FOREIGN_FORM if self._is_guarded else FORM_BEFORE_RESTART
             return self._act_page(act, name, values, who, problem=problem, status=403)
         if step == "command":
-            body = {
-                "command": command_text(act.command(values)),
-                "typed": values.get(act.typed, ""),
-            }
+            body = {"command": command_text(act, values), "typed": act.to_type(values)}
             headers = HEADERS | {"Content-Type": "application/json"}
             return PageAnswer(headers=headers, body=msgspec.json.encode(body))
-        return await self._take_step(act, name, step, request, feed, who)
-
-    async def _take_step(
-        self, act: Act, name: str, step: str, request: PageRequest, feed: Feed, who: SignIn
-    ) -> PageAnswer:
-        values = {each.name: request.form.get(each.name, "") for each in act.fields}
-        given = values | {"now_ms": str(self._clock.wall_ms())}
+        problem = ""
         missing = [
             each.label for each in act.fields if each.is_required and not values[each.name].strip()
         ]
+        is_plan = act.has_plan and step == "plan"
         if missing:
             problem = f"Nothing was done: {missing[0]} is missing."
+        elif not is_plan and request.form.get("typed", "") != act.to_type(values):
+            problem = f"Nothing was done: type {act.to_type(values)} to confirm."
+        if problem:
             return self._act_page(act, name, values, who, problem=problem, status=400)
         try:
-            if step == "plan" and act.plan is not None:
-                plan = await act.plan(feed.admin, given)
-                return self._act_page(act, name, values, who, plan=plan)
-            if act.typed and request.form.get("typed", "") != values[act.typed]:
-                problem = f"Nothing was done: type {values[act.typed]} to confirm."
-                return self._act_page(act, name, values, who, problem=problem, status=400)
-            done = await act.do(feed.admin, given)
+            form = Form(values, now_ms=self._clock.wall_ms(), dry_run=is_plan)
+            done = await run(act, feed.admin, form)
+            feed.forget_operations()
         except SIGNED_OUT:
             problem = "Your sign-in ended in the middle of it: look at what was done."
             return self._ask_to_sign_in(request, problem)
         except KeylaneError as error:
-            fate = "It is not known whether it was done"
-            if error.fate is Fate.NOT_DONE or step == "plan":
-                fate = "Nothing was done"
-            problem = f"{fate}: {error.message}."
+            fate = "It is not known whether it was done: "
+            if error.fate is Fate.NOT_DONE or is_plan:
+                fate = "Nothing was done: "
+            problem = f"{'' if act.is_question else fate}{error.message}."
             return self._act_page(
-                act, name, values, who, problem=problem, hint=error.hint, status=_status_of(error)
+                act,
+                name,
+                values,
+                who,
+                problem=problem,
+                hint=error.hint.removeprefix("Nothing was done. "),
+                status=_status_of(error),
             )
+        if is_plan:
+            return self._act_page(act, name, values, who, plan=done.lines)
         return self._act_page(act, name, values, who, done=done)
 
     def _act_page(
@@ -245,23 +286,12 @@ class Console:
         done: ActResult | None = None,
         status: int = 200,
     ) -> PageAnswer:
-        shown = {each.name: values.get(each.name, "") for each in act.fields}
-        back = act.back(shown)
+        extra = {"problem": problem, "hint": hint, "plan": plan, "done": done}
         page = Page(
             title=act.title,
             template="act.html",
             is_live=False,
-            extra={
-                "act": act,
-                "address": href("act", name),
-                "values": shown,
-                "command": command_text(act.command(shown)),
-                "problem": problem,
-                "hint": hint,
-                "plan": plan,
-                "done": done,
-                "back": back,
-            },
+            extra=extra | {"form": act_form(name, values)},
         )
         return self._page(page, who, status)
 
@@ -293,7 +323,7 @@ class Console:
         if name not in ACTS:
             return _see_other(back, cookie)
         # The form of an act is kept: it comes again, filled in.
-        kept = {each.name: request.form.get(f"kept-{each.name}", "") for each in ACTS[name].fields}
+        kept = ACTS[name].only_own(request.form, "kept-")
         answer = self._act_page(ACTS[name], name, kept, SignIn(token, principal))
         return replace(answer, headers={**answer.headers, **cookie})
 
@@ -350,7 +380,10 @@ class Console:
         headers = HEADERS | {"Content-Type": "text/html; charset=utf-8"}
         return PageAnswer(status=status, headers=headers, body=body)
 
-    def _failed(self, error: KeylaneError, who: SignIn | None) -> PageAnswer:
+    def _failed(
+        self, error: KeylaneError, who: SignIn | None, onward: Link | None = None
+    ) -> PageAnswer:
+        """Return the page of an error, with a link to where the user may go on."""
         page = Page(title=_title_of(error), template="error.html", is_live=False)
         return self._html_answer(
             page,
@@ -358,6 +391,7 @@ class Console:
             principal=who.principal if who else "",
             csrf=self._csrf(who) if who else "",
             error=error,
+            onward=onward or Link("To the overview", "/console"),
         )
 
 
@@ -365,11 +399,6 @@ def _bound(
     view: View, names: Mapping[str, str], query: Mapping[str, str], feed: Feed
 ) -> Callable[[], Awaitable[Page]]:
     return lambda: view(feed, names, query)
-
-
-def _stream(events: AsyncGenerator[bytes, None]) -> PageAnswer:
-    headers = HEADERS | {"Content-Type": "text/event-stream; charset=utf-8"}
-    return PageAnswer(headers=headers, events=events)
 
 
 def _route(
@@ -389,7 +418,9 @@ def _route(
         match = pattern.fullmatch(path)
         if match is not None:
             return view, dict(zip(names, match.groups(), strict=True)), dict(query)
-    raise InvalidRequestError("there is no such page in the console", unknown_call=1)
+    error = InvalidRequestError("there is no such page in the console", unknown_call=1)
+    error.hint = ""
+    raise error
 
 
 def _address_of(request: PageRequest) -> str:

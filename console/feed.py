@@ -18,16 +18,19 @@ from typing import TypeVar, cast
 
 from ..admin import (
     Admin,
+    BrokerList,
     Explanation,
     GroupDescription,
     GroupSummary,
     OperationView,
     SubjectDescription,
 )
+from ..admin.why.lag import STUCK_MS, is_stuck
 from ..protocol.clock import Clock
 from ..protocol.errors import KeylaneError
+from ..protocol.operations import ROUTE_FINAL
 from ..rpc.race import shield, start_task
-from .cluster import ClusterSample, GroupTotals, sum_up
+from .cluster import ClusterSample, GroupTotals, Standstills, sum_up
 
 T = TypeVar("T")
 SAMPLE_S = 0.9
@@ -35,13 +38,27 @@ SAMPLE_S = 0.9
 BROKER_S = 1.0
 """How long a broker may take to answer, in seconds; after that a page says that it does not."""
 KEPT_MAX = 1_000
-"""The maximum number of samples, and of trends, that are kept."""
+"""The maximum number of samples that are kept."""
+TRENDS_MAX = 1_000
+"""The maximum number of trends: one for each subject, two for each group."""
+STALE_S = 10.0
+"""How long a trend without a new value keeps its place, in seconds."""
 POINTS_MAX = 60
+OPERATIONS_S = 5.0
+"""How old the operations of a subject may be while none of them runs, in seconds. The metaserver
+makes each of them anew, with all partitions that it has made.
+"""
+PROBED_S = 5.0
+"""How old it may be that a silent broker hangs, in seconds. One that hangs accepts only so many
+connections.
+"""
 EXPLAINED_MAX = 10
 """How many groups are explained at most."""
 EXPLAINED_AT_ONCE = 2
-EXPLAINED_S = 10.0
-"""How old an explanation may be, in seconds."""
+EXPLAINED_S = 5.0
+"""How old an explanation may be before it is asked for anew, in seconds."""
+EXPLAINED_SHOWN_S = 10.0
+"""How old an explanation may be that a page shows, in seconds; what is older may be over."""
 
 
 class Trends:
@@ -51,13 +68,20 @@ class Trends:
         self._points: OrderedDict[Hashable, deque[tuple[float, float]]] = OrderedDict()
 
     def add(self, name: Hashable, at_s: float, value: float) -> None:
-        """Add a value, unless there is one of the same moment."""
-        points = self._points.setdefault(name, deque(maxlen=POINTS_MAX + 1))
+        """Add a value, unless there is one of the same moment. Where there are too many trends, the
+        first ones are kept: if each made room for the next, none would have a second value.
+        """
+        points = self._points.get(name)
+        if points is None:
+            if len(self._points) >= TRENDS_MAX:
+                oldest_s, _ = next(iter(self._points.values()))[-1]
+                if at_s - oldest_s < STALE_S:
+                    return
+                self._points.popitem(last=False)
+            points = self._points[name] = deque(maxlen=POINTS_MAX + 1)
         if not points or at_s - points[-1][0] >= SAMPLE_S / 2:
             points.append((at_s, value))
         self._points.move_to_end(name)
-        if len(self._points) > KEPT_MAX:
-            self._points.popitem(last=False)
 
     def values(self, name: Hashable) -> tuple[float, ...]:
         """Return the values, oldest first."""
@@ -78,15 +102,25 @@ class Trends:
             return None
         return max(0.0, (points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0]))
 
-    def is_falling(self, name: Hashable, over: int = 5) -> bool:
-        """Return True if the value is lower than `over` values ago."""
-        values = self.values(name)[-over - 1 :]
-        return len(values) > 1 and values[-1] < values[0]
+    def falls_per_s(self, name: Hashable, over: int = 10) -> float:
+        """Return how fast the value has fallen over the last values, per second; below 0 it has
+        grown.
+        """
+        points = list(self._points.get(name, ()))[-over - 1 :]
+        if len(points) < 2:
+            return 0.0
+        (start_s, before), (end_s, after) = points[0], points[-1]
+        return (before - after) / (end_s - start_s)
 
-    def stands(self, name: Hashable, over: int = 5) -> bool:
-        """Return True if the value was never 0 for a while, and is not falling."""
-        values = self.values(name)[-over - 1 :]
-        return len(values) > over // 2 and min(values) > 0 and not self.is_falling(name, over)
+    def age_s(self, name: Hashable, value: float) -> float:
+        """Return how long before its last point a growing value was first above `value`, in
+        seconds, as far as the points reach back.
+        """
+        points = self._points.get(name)
+        if not points:
+            return 0.0
+        last_s = points[-1][0]
+        return last_s - next((at_s for at_s, each in points if each > value), last_s)
 
 
 class Feed:
@@ -95,6 +129,9 @@ class Feed:
     def __init__(self, admin: Admin, clock: Clock) -> None:
         self.admin = admin
         self.trends = Trends()
+        self._standstills = Standstills()
+        self._began_s: float | None = None
+        """When the cluster was first looked at."""
         self._clock = clock
         self._samples: OrderedDict[Hashable, tuple[float, asyncio.Future[object]]] = OrderedDict()
         self._explanations: OrderedDict[tuple[str, str], tuple[float, Explanation | str]] = (
@@ -115,8 +152,12 @@ class Feed:
     async def sample(
         self, name: Hashable, ask: Callable[[], Awaitable[T]], *, age_s: float = SAMPLE_S
     ) -> T:
-        """Return an answer that is at most `age_s` seconds old. Raises the error of `ask`."""
+        """Return an answer that is at most `age_s` seconds old. Raises the error of `ask`, which is
+        at most SAMPLE_S old.
+        """
         at_s, future = self._samples.get(name, (0.0, None))
+        if future is not None and future.done() and (future.cancelled() or future.exception()):
+            age_s = min(age_s, SAMPLE_S)
         if future is None or (future.done() and self.now_s - at_s > age_s):
 
             async def run() -> object:
@@ -135,13 +176,16 @@ class Feed:
         return await self.sample("cluster", self._ask_cluster)
 
     async def _ask_cluster(self) -> ClusterSample:
-        subjects, brokers, statuses = await asyncio.gather(
+        subjects, (brokers, hanging), statuses, waiting = await asyncio.gather(
             self.admin.list_subjects(),
-            self.admin.list_brokers(),
+            self._ask_brokers(),
             self.admin.list_hosted(within_s=BROKER_S),
+            self.admin.list_waiting_operations(),
         )
-        sample = sum_up(subjects, brokers, statuses)
+        sample = sum_up(subjects, brokers, statuses, waiting, hanging)
         now_s = self.now_s
+        self._standstills.note(sample.groups(), now_s)
+        self._began_s = self._began_s or now_s
         for subject in sample.subjects.values():
             if not subject.unknown:
                 self.trends.add(("end", subject.subject), now_s, subject.end)
@@ -150,15 +194,24 @@ class Feed:
                     self._add_group(group, now_s, subject.end)
         return sample
 
+    async def _ask_brokers(self) -> tuple[BrokerList, frozenset[str]]:
+        """Return the brokers, and which of the silent ones hang."""
+        brokers = await self.admin.list_brokers()
+        silent = tuple(each.address for each in brokers.brokers if not each.available)
+        if not silent:
+            return brokers, frozenset()
+        ask = self.admin.find_hanging
+        return brokers, await self.sample(("hanging", silent), lambda: ask(brokers), age_s=PROBED_S)
+
     def _add_group(self, group: GroupTotals, now_s: float, end: int) -> None:
         self.trends.add(("lag", group.subject, group.group), now_s, group.lag)
         self.trends.add(("acked", group.subject, group.group), now_s, end - group.lag)
 
-    async def subject(self, subject: str) -> SubjectDescription:
-        """Return a subject with its partitions, without holds."""
+    async def subject(self, subject: str, *, age_s: float = SAMPLE_S) -> SubjectDescription:
+        """Return a subject with its partitions, without holds; see `sample`."""
         ask = self.admin.describe_subject
         return await self.sample(
-            ("subject", subject), lambda: ask(subject, holds=False, within_s=BROKER_S)
+            ("subject", subject), lambda: ask(subject, holds=False, within_s=BROKER_S), age_s=age_s
         )
 
     async def groups(self, subject: str) -> list[GroupSummary]:
@@ -174,60 +227,97 @@ class Feed:
 
     async def operations(self, subject: str) -> list[OperationView]:
         """Return the latest operations of a subject."""
-        return await self.sample(
-            ("operations", subject), lambda: self.admin.list_operations(subject)
-        )
+        name = ("operations", subject)
+
+        def ask() -> Awaitable[list[OperationView]]:
+            return self.admin.list_operations(subject)
+
+        found = await self.sample(name, ask, age_s=OPERATIONS_S)
+        if all(each.state in ROUTE_FINAL for each in found):
+            return found
+        return await self.sample(name, ask)
+
+    def forget_operations(self) -> None:
+        """Ask for operations anew, because somebody may have begun one here."""
+        for name in list(self._samples):
+            if isinstance(name, tuple) and name[0] == "operations":
+                del self._samples[name]
 
     def explanation(self, subject: str, group: str) -> Explanation | None:
         """Return why messages do not arrive at a group, or None while that is not known. It is
         asked for meanwhile, if what is known is old.
         """
         self._explain_soon([(subject, group)])
-        found = self._explanations.get((subject, group))
-        return found[1] if found is not None and isinstance(found[1], Explanation) else None
+        found = self._explained((subject, group))
+        return found if isinstance(found, Explanation) else None
 
     def explain(self, sample: ClusterSample) -> tuple[list[tuple[GroupTotals, Explanation]], int]:
         """
         Return the explanations of the groups that have cause for one, and how many are being looked
         into.
         """
-        wanted = [
-            group
-            for group in sample.groups()
-            if group.needs_help or (group.lag and not self._falls(group))
-        ][:EXPLAINED_MAX]
+        wanted = [group for group in sample.groups() if self._has_cause(group)][:EXPLAINED_MAX]
         self._explain_soon([(group.subject, group.group) for group in wanted])
         known = []
         pending = 0
         for group in wanted:
-            _, explanation = self._explanations.get((group.subject, group.group), (0.0, None))
+            explanation = self._explained((group.subject, group.group))
             if isinstance(explanation, Explanation):
                 known.append((group, explanation))
             pending += explanation is None
         return known, pending
+
+    def _explained(self, names: tuple[str, str]) -> Explanation | str | None:
+        """Return an explanation, or why there is none; None if it is not known any more."""
+        at_s, found = self._explanations.get(names, (0.0, None))
+        return found if self.now_s - at_s <= EXPLAINED_SHOWN_S else None
 
     def _explain_soon(self, names: list[tuple[str, str]]) -> None:
         """Ask for the explanations that are missing or old, a few at a time."""
         oldest_s = self.now_s - EXPLAINED_S
         due = [name for name in names if self._explanations.get(name, (-1e9, ""))[0] < oldest_s]
         if due and (self._explaining is None or self._explaining.done()):
-            self._explaining = start_task(self._ask_why(due[:EXPLAINED_AT_ONCE]))
+            self._explaining = start_task(self._ask_why(due))
 
-    def stands(self, subject: str, group: str) -> bool:
-        """Return True if the lag of a group does not fall."""
-        return self.trends.stands(("lag", subject, group))
+    def _has_cause(self, group: GroupTotals) -> bool:
+        names = group.subject, group.group
+        grows = group.lag > 0 and self.trends.falls_per_s(("lag", *names), over=5) <= 0
+        return group.needs_help or grows or self.is_stuck(*names)
 
-    def _falls(self, group: GroupTotals) -> bool:
-        return self.trends.is_falling(("lag", group.subject, group.group))
+    @property
+    def is_new(self) -> bool:
+        """True if it is too early to say that no group is stuck."""
+        return self._began_s is None or self.now_s - self._began_s < STUCK_MS / 1000
+
+    def is_stuck(self, subject: str, group: str) -> bool:
+        """
+        Return True if a group is stuck, as far as that was seen.
+
+        It may be stuck on one partition while it goes on with others, or go on with all and fall
+        further and further behind.
+        """
+        lag = next(reversed(self.trends.values(("lag", subject, group))), 0.0)
+        acked = next(reversed(self.trends.values(("acked", subject, group))), 0.0)
+        standing_s = self._standstills.longest_s(subject, group, self.now_s)
+        falls_per_s = self.trends.falls_per_s(("lag", subject, group))
+        oldest_s = self.trends.age_s(("end", subject), acked)
+        # It lags on what stands still, also where there is no room for its trend.
+        return is_stuck(1, falls_per_s=0.0, oldest_ms=standing_s * 1000) or is_stuck(
+            lag, falls_per_s=falls_per_s, oldest_ms=oldest_s * 1000
+        )
 
     async def _ask_why(self, names: list[tuple[str, str]]) -> None:
+        limit = asyncio.Semaphore(EXPLAINED_AT_ONCE)
+
         async def ask(subject: str, group: str) -> None:
             result: Explanation | str
-            try:
-                result = await self.admin.why(subject, group)
-            except KeylaneError as error:
-                result = error.message
-            self._explanations[subject, group] = self.now_s, result
+            async with limit:
+                asked_s = self.now_s
+                try:
+                    result = await self.admin.why(subject, group)
+                except KeylaneError as error:
+                    result = error.message
+            self._explanations[subject, group] = asked_s, result
             self._explanations.move_to_end((subject, group))
             if len(self._explanations) > KEPT_MAX:
                 self._explanations.popitem(last=False)

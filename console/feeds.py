@@ -4,17 +4,36 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from ..admin import Admin
 from ..protocol.clock import Clock
+from ..protocol.errors import OverloadedError
 from ..protocol.http.tls_settings import TlsSettings
 from ..rpc.environment import AMBIENT, Environment
 from ..rpc.http_network import HttpNetwork
 from .feed import Feed
 
 FEEDS_MAX = 50
-"""The maximum number of tokens in use; the one that was not used for the longest time is closed."""
+"""The maximum number of tokens in use. For a further one, the feed is closed that was not used for
+the longest time, unless a stream is open or a request is being answered.
+"""
 CALL_TIMEOUT_MS = 15_000
+
+
+@dataclass(slots=True)
+class _Entry:
+    feed: Feed
+    environment: Environment
+    users: int = 0
+    """The number of open streams, and of requests that are being answered."""
+
+    async def close(self) -> None:
+        await self.feed.close()
+        assert isinstance(self.environment.network, HttpNetwork)
+        await self.environment.network.close()
 
 
 class Feeds:
@@ -30,32 +49,49 @@ class Feeds:
         self._address = address
         self._tls = tls
         self._clock = clock
-        self._feeds: OrderedDict[str, tuple[Feed, Environment]] = OrderedDict()
+        self._feeds: OrderedDict[str, _Entry] = OrderedDict()
         self._lock = asyncio.Lock()
 
-    async def of(self, token: str) -> Feed:
-        """Return the feed of a token; "" where there is no access control. Raises ConfigError."""
-        return (await self._entry(token))[0]
+    @asynccontextmanager
+    async def use(self, token: str) -> AsyncIterator[tuple[Feed, Environment]]:
+        """
+        Keep the feed of a token open, and the environment of its other clients.
 
-    async def environment(self, token: str) -> Environment:
-        """Return the environment of a token's other clients."""
-        return (await self._entry(token))[1]
+        Args:
+            token: "" where there is no access control.
+
+        Raises:
+            ConfigError
+            OverloadedError: so many other feeds are in use.
+        """
+        async with self._lock:
+            if token not in self._feeds:
+                await self._make_room()
+                self._feeds[token] = await self._open(token)
+            self._feeds.move_to_end(token)
+            entry = self._feeds[token]
+            entry.users += 1
+        try:
+            yield entry.feed, entry.environment
+        finally:
+            entry.users -= 1
 
     @property
     def address(self) -> str:
         """The metaserver's own address."""
         return self._address
 
-    async def _entry(self, token: str) -> tuple[Feed, Environment]:
-        async with self._lock:
-            if token not in self._feeds:
-                if len(self._feeds) >= FEEDS_MAX:
-                    await _close(*self._feeds.popitem(last=False)[1])
-                self._feeds[token] = await self._open(token)
-            self._feeds.move_to_end(token)
-            return self._feeds[token]
+    async def _make_room(self) -> None:
+        if len(self._feeds) < FEEDS_MAX:
+            return
+        token = next((token for token, each in self._feeds.items() if not each.users), None)
+        if token is None:
+            raise OverloadedError(
+                f"pages of the console are open under {FEEDS_MAX} other tokens", limit=FEEDS_MAX
+            )
+        await self._feeds.pop(token).close()
 
-    async def _open(self, token: str) -> tuple[Feed, Environment]:
+    async def _open(self, token: str) -> _Entry:
         environment = Environment(network=HttpNetwork(self._tls, token=token or None))
         admin = Admin(self._address, call_timeout_ms=CALL_TIMEOUT_MS)
         before = AMBIENT.set(environment)  # the client uses the network of its surroundings
@@ -63,15 +99,9 @@ class Feeds:
             await admin.__aenter__()
         finally:
             AMBIENT.reset(before)
-        return Feed(admin, self._clock), environment
+        return _Entry(Feed(admin, self._clock), environment)
 
     async def close(self) -> None:
         """Close all clients."""
         while self._feeds:
-            await _close(*self._feeds.popitem()[1])
-
-
-async def _close(feed: Feed, environment: Environment) -> None:
-    await feed.close()
-    assert isinstance(environment.network, HttpNetwork)
-    await environment.network.close()
+            await self._feeds.popitem()[1].close()

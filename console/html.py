@@ -5,7 +5,7 @@ from __future__ import annotations
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ..protocol.clock import Clock
-from ..protocol.text import format_time, printable
+from ..protocol.text import format_time, printable, sentence
 from .assets import Assets
 from .page import Page, href
 
@@ -23,7 +23,7 @@ class Html:
             lstrip_blocks=True,
         )
         self._templates.globals |= {"asset": assets.address, "href": href}
-        self._templates.filters["shown"] = printable
+        self._templates.filters |= {"shown": printable, "sentence": sentence}
 
     def render(self, page: Page, **context: object) -> bytes:
         """Return a page as HTML."""

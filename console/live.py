@@ -18,15 +18,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
 import msgspec
 
 from ..protocol.clock import Clock
-from ..protocol.errors import (
-    CapabilityEndedError,
-    KeylaneError,
-    OverloadedError,
-    UnauthenticatedError,
-)
+from ..protocol.errors import KeylaneError, OverloadedError
 from ..protocol.text import format_time
 from ..rpc.race import start_task
 from .page import LiveValue, Page, changed
+from .sign_in import SIGNED_OUT
 
 log = logging.getLogger("keylane.console")
 
@@ -46,12 +42,14 @@ time.
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a browser is told."""
 
-    at: str
-    """The time of the sample, in ISO 8601."""
+    at: str = ""
+    """The time of the sample, in ISO 8601; "" without one."""
     structure: str = ""
     cells: dict[str, LiveValue] = {}
     problem: str = ""
     """Why the page cannot be renewed now."""
+    code: int = 0
+    """The code of the error that is the problem."""
     signed_out: bool = False
 
 
@@ -59,6 +57,13 @@ def encode_event(event: object, name: str = "") -> bytes:
     """Return an event as it is sent."""
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + msgspec.json.encode(event) + b"\n\n"
+
+
+def encode_error(error: KeylaneError) -> bytes:
+    """Return the event that tells a browser why there is nothing new."""
+    if isinstance(error, SIGNED_OUT):
+        return encode_event(Event(signed_out=True))
+    return encode_event(Event(problem=error.message, code=error.code))
 
 
 class PageChannel:
@@ -92,15 +97,12 @@ class PageChannel:
         at = format_time(self._clock.wall_ms())
         try:
             page = await self._build()
-        except (UnauthenticatedError, CapabilityEndedError):
-            self._delta = encode_event(Event(at, signed_out=True))
-            return
         except KeylaneError as error:
-            self._delta = encode_event(Event(at, problem=error.message))
+            self._delta = encode_error(error)
             return
         except Exception:
             log.exception("a bug: cannot draw a page of the console")
-            self._delta = encode_event(Event(at, problem="a bug in the console; its log has more"))
+            self._delta = encode_event(Event(problem="a bug in the console; its log has more"))
             return
         cells = page.live()
         structure = page.structure()
@@ -149,13 +151,12 @@ class Live:
         Args:
             name: the page, and who looks at it.
             build: builds the page.
+
+        Raises:
+            OverloadedError: so many streams are open.
         """
         if self._streams >= STREAMS_MAX:
-            error = OverloadedError(
-                f"{STREAMS_MAX} pages of the console are open", limit=STREAMS_MAX
-            )
-            yield encode_event(Event(format_time(self._clock.wall_ms()), problem=error.message))
-            return
+            raise OverloadedError(f"{STREAMS_MAX} pages of the console are open", limit=STREAMS_MAX)
         self._streams += 1
         channel = self._channels.get(name)
         if channel is None:

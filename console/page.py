@@ -6,15 +6,18 @@ servers' answers ─▶ a view of `views/` ─▶ Page ─▶ HTML, once
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
 
 from ..protocol.text import printable
+from .shown import count
 
+T = TypeVar("T")
 ROWS_MAX = 50
 """How many rows of a table are on a page."""
 
@@ -39,6 +42,10 @@ class Cell:
         if self.series is not None:
             return self.series[-1] if self.series else 0.0
         return printable(self.text), self.tone
+
+
+Shown = Cell | str | int | None
+"""What a column shows of an item: a number is written with its thousands apart, None as "?"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +191,59 @@ def href(*parts: object, **query: object) -> str:
     return f"/console{path}" + (f"?{urlencode(given)}" if given else "")
 
 
+def table(
+    name: str,
+    caption: str,
+    items: Sequence[T],
+    key: Callable[[T], str],
+    columns: Sequence[tuple[str, Callable[[T], Shown]]],
+    *,
+    empty: str,
+    empty_command: str = "",
+    query: Mapping[str, str] | None = None,
+    path: str = "",
+    number: str = "page",
+) -> Table:
+    """
+    Return a table with a row for each item.
+
+    Args:
+        key: names the row of an item as long as it is there.
+        columns: for each column its title, with a "#" before that of numbers, and what it shows of
+            an item.
+        query: of the page's address, if the table shows one page of items; None: all of them.
+        path: the page's address without it.
+        number: the parameter of `query` that has the number of the page.
+    """
+    shown, pager = (items, None) if query is None else window(items, query, path, name=number)
+    return Table(
+        name=name,
+        caption=caption,
+        columns=tuple(
+            PageColumn(title.removeprefix("#"), is_number=title.startswith("#"))
+            for title, _ in columns
+        ),
+        rows=tuple(
+            TableRow(key(item), tuple(_cell(show(item)) for _, show in columns)) for item in shown
+        ),
+        empty=empty,
+        empty_command=empty_command,
+        pager=pager,
+    )
+
+
+def _cell(shown: Shown) -> Cell:
+    if isinstance(shown, Cell):
+        return shown
+    return Cell(shown if isinstance(shown, str) else count(shown))
+
+
 def window(
-    rows: list[TableRow], query: Mapping[str, str], path: str, *, name: str = "page"
-) -> tuple[tuple[TableRow, ...], Pager | None]:
+    rows: Sequence[T], query: Mapping[str, str], path: str, *, name: str = "page"
+) -> tuple[Sequence[T], Pager | None]:
     """Return the rows of one page, and the pager if there are more."""
     if len(rows) <= ROWS_MAX:
-        return tuple(rows), None
+        return rows, None
     number = int(query[name]) if query.get(name, "").isdecimal() and len(query[name]) < 8 else 1
     last = -(-len(rows) // ROWS_MAX)
     number = min(max(number, 1), last)
@@ -204,4 +258,4 @@ def window(
         before=address(number - 1) if number > 1 else "",
         after=address(number + 1) if number < last else "",
     )
-    return tuple(shown), pager
+    return shown, pager

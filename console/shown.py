@@ -43,12 +43,15 @@ def moment(time_ms: int) -> str:
     return format_time(time_ms)[:19].replace("T", "\N{NO-BREAK SPACE}") if time_ms else "–"
 
 
-def key_text(key: bytes) -> str:
-    """Return an order key as text, or in hexadecimal if it is none."""
-    if not key:
-        return "(no key)"
-    text = _decoded(key)
-    return f"0x{key.hex()}" if text is None else printable(text)
+def key_texts(key_hex: str) -> tuple[str, ...]:
+    """Return a key as it can be typed, as text if it is one, and then in hexadecimal."""
+    try:
+        text = bytes.fromhex(key_hex).decode()
+    except ValueError:
+        return (key_hex,)
+    if not text.isprintable() or text != text.strip():
+        return (key_hex,)
+    return text, f"hex {key_hex}"
 
 
 def value_text(value: bytes, form: Form = "auto") -> tuple[str, str]:
@@ -64,7 +67,7 @@ def value_text(value: bytes, form: Form = "auto") -> tuple[str, str]:
             return _escaped_lines(msgspec.json.format(value, indent=2).decode()), "JSON"
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass
-    if form != "hex" and (text := _decoded(cut)) is not None:
+    if form != "hex" and (text := _decoded(cut, is_cut=len(cut) < len(value))) is not None:
         return _escaped_lines(text), "text"
     return hex_lines(cut), "hex"
 
@@ -72,7 +75,7 @@ def value_text(value: bytes, form: Form = "auto") -> tuple[str, str]:
 def preview_text(value: bytes) -> str:
     """Return the beginning of a value on one line."""
     cut = value[: 4 * PREVIEW_CHARS]
-    text = _decoded(cut)
+    text = _decoded(cut, is_cut=len(cut) < len(value))
     line = cut[:PREVIEW_CHARS].hex(" ") if text is None else printable(" ".join(text.split()))
     more = "…" if len(line) > PREVIEW_CHARS or len(cut) < len(value) else ""
     return f"{line[:PREVIEW_CHARS]}{more}"
@@ -93,17 +96,15 @@ def hex_lines(data: bytes) -> str:
     )
 
 
-def _decoded(data: bytes) -> str | None:
+def _decoded(data: bytes, *, is_cut: bool) -> str | None:
     """Return bytes as text, without a character that was cut at their end; None if they are no
     text.
     """
-    for cut in range(4):
-        try:
-            return data[: len(data) - cut].decode() if cut < max(len(data), 1) else None
-        except UnicodeDecodeError as error:
-            if error.end < len(data) - 3:
-                return None
-    return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        is_torn = is_cut and error.reason == "unexpected end of data"
+        return data[: error.start].decode() if is_torn else None
 
 
 def _escaped_lines(text: str) -> str:

@@ -11,8 +11,10 @@ import hmac
 from hashlib import sha256
 
 from ..protocol.access.tokens import check_token
-from ..protocol.errors import ConfigError
+from ..protocol.errors import CapabilityEndedError, ConfigError, UnauthenticatedError
 
+SIGNED_OUT = (UnauthenticatedError, CapabilityEndedError)
+"""The errors of a call whose sign-in has ended."""
 COOKIE = "keylane_console"
 COOKIE_CHARS_MAX = 3_800
 """Browsers drop longer cookies."""

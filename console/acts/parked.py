@@ -2,188 +2,134 @@
 
 from __future__ import annotations
 
-from ...admin import Admin
-from ...protocol.errors import InvalidRequestError
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from ...admin import Admin, OperationView
+from ...protocol.errors import (
+    InvalidRequestError,
+    KeylaneError,
+    NotFoundError,
+    PartitionUnknownError,
+    Reason,
+)
+from ...protocol.operations import OperationState
 from ...protocol.text import counted
 from ..shown import parse_hex
-from .act import GROUP, SUBJECT, Act, ActResult, Field, Values, flag, group_page, number_of, option
+from .act import Form, Values, group_page, option
 
 
-def _parked_page(values: Values) -> str:
+def parked_page(values: Values) -> str:
+    """Return the page of the group's parked keys."""
     return f"{group_page(values)}/parked"
 
 
-def _selection(values: Values) -> dict[str, object]:
+def _selection(form: Form) -> dict[str, Any]:
     """Return the arguments of `Admin` that select parked keys. Raises InvalidRequestError."""
-    selected: dict[str, object] = {}
-    if values.get("key_hex"):
-        selected["key"] = parse_hex(values["key_hex"])
-    elif values.get("no_key"):
+    selected: dict[str, Any] = {"error": form.optional("error")}
+    if form["key_hex"]:
+        selected["key"] = parse_hex(form["key_hex"])
+    elif form["no_key"]:
         selected["key"] = b""
-    elif values.get("dead"):
-        selected["dead"] = True
-    if values.get("partition", "").strip():
-        selected["partition_id"] = number_of(values, "partition")
-    if values.get("error"):
-        selected["error"] = values["error"]
+    elif form["dead"]:
+        selected["key"] = None
+    if form["partition"].strip():
+        selected["partition_id"] = form.number("partition")
     return selected
 
 
-def _selection_words(values: Values) -> list[str]:
-    words = [values.get("subject", ""), values.get("group", "")]
-    if values.get("key_hex"):
-        words += ["--key-hex", values["key_hex"]]
-    elif values.get("no_key"):
-        words.append("--no-key")
-    elif values.get("dead"):
-        words.append("--dead")
-    words += option("--partition", values.get("partition", ""))
-    words += option("--error", values.get("error", ""))
-    return words
+@asynccontextmanager
+async def naming_replaced(
+    admin: Admin, subject: str, partition_id: int | None
+) -> AsyncGenerator[None, None]:
+    """Say of a partition on which nothing is parked any more that an operation has replaced it, if
+    one has.
+    """
+    try:
+        yield
+    except (NotFoundError, PartitionUnknownError) as error:
+        if partition_id is None:
+            raise
+        operations: list[OperationView] = []
+        with suppress(KeylaneError):  # the first error says more
+            operations = await admin.list_operations(subject)
+        replaced = replaced_error(operations, partition_id)
+        if replaced is None:
+            raise
+        raise replaced from error
 
 
-async def _redrive(admin: Admin, values: Values) -> ActResult:
-    views = await admin.redrive(
-        values["subject"],
-        values["group"],
-        all=bool(values.get("all")),
-        **_selection(values),  # type: ignore[arg-type]
-    )
+def replaced_error(operations: Iterable[OperationView], partition_id: int) -> NotFoundError | None:
+    """Return the error for a partition that one of these operations has replaced; None if none
+    has.
+    """
+    for each in operations:
+        if partition_id in each.sealed and each.state in {
+            OperationState.FENCE,
+            OperationState.DONE,
+        }:
+            error = NotFoundError(
+                Reason.PARKED_KEY_UNKNOWN,
+                f"partition {partition_id} was replaced by operation {each.operation_id} "
+                f"({each.kind}), and what was parked there is parked on the partitions that "
+                "continue it",
+            )
+            error.hint = "Choose the key again among the group's parked keys."
+            return error
+    return None
+
+
+async def redrive(admin: Admin, form: Form) -> str:
+    """Have parked keys handled again."""
+    selected = _selection(form)
+    async with naming_replaced(admin, form["subject"], selected.get("partition_id")):
+        views = await admin.redrive(
+            form["subject"], form["group"], all=bool(form["all"]), **selected
+        )
     messages = counted(sum(each.messages for each in views), "message")
-    return ActResult(
-        (f"{counted(len(views), 'key')} with {messages} will be handled again.",),
-        _parked_page(values),
-    )
+    return f"{counted(len(views), 'key')} with {messages} will be handled again."
 
 
-async def _skip(admin: Admin, values: Values) -> ActResult:
-    is_all = bool(values.get("all_messages"))
-    skipped = await admin.skip(
-        values["subject"],
-        values["group"],
-        first=None if is_all else number_of(values, "first", 1),
-        **_selection(values),  # type: ignore[arg-type]
-    )
-    return ActResult(
-        (f"{counted(skipped, 'message')} skipped: no consumer will get them.",),
-        _parked_page(values),
-    )
+async def skip(admin: Admin, form: Form) -> str:
+    """Have no consumer get parked messages."""
+    first = None if form["all_messages"] else form.number("first", 1)
+    selected = _selection(form)
+    async with naming_replaced(admin, form["subject"], selected.get("partition_id")):
+        skipped = await admin.skip(form["subject"], form["group"], first=first, **selected)
+    return f"{counted(skipped, 'message')} skipped: no consumer will get them."
 
 
-def _skip_command(values: Values) -> list[str]:
-    first = (
-        ["--all-messages"]
-        if values.get("all_messages")
-        else option("--first", values.get("first", ""), 1)
-    )
-    return ["parked", "skip", *_selection_words(values), *first, "--yes"]
+def skip_words(values: Values) -> list[str]:
+    """Return the option for how many messages of each key."""
+    if values.get("all_messages"):
+        return ["--all-messages"]
+    return option("--first", values.get("first", ""), "1")
 
 
-async def _present_value(admin: Admin, values: Values) -> dict[str, str]:
-    parked = await admin.parked_message(
-        values["subject"],
-        values["group"],
-        number_of(values, "partition"),
-        number_of(values, "offset"),
-    )
+async def present_value(admin: Admin, form: Form) -> dict[str, str]:
+    """Return the value of a parked message, for the form that edits it."""
+    place = form.number("partition"), form.number("offset")
+    async with naming_replaced(admin, form["subject"], place[0]):
+        parked = await admin.parked_message(form["subject"], form["group"], *place)
     if parked.message is None:
         return {}
     try:
-        return {"value": parked.message.value.decode()}
+        text = parked.message.value.decode()
     except UnicodeDecodeError:
+        text = "\0"
+    if "\r" in text or "\0" in text:  # a browser sends others instead
         raise InvalidRequestError(
-            "the value is no text: edit it with keylane parked edit --value-file"
-        ) from None
+            "the value is no text that a form keeps as it is: edit it with keylane parked edit "
+            "--value-file"
+        )
+    return {"value": text}
 
 
-async def _edit(admin: Admin, values: Values) -> ActResult:
-    await admin.edit_parked(
-        values["subject"],
-        values["group"],
-        number_of(values, "partition"),
-        number_of(values, "offset"),
-        value=values.get("value", "").replace("\r\n", "\n").encode(),
-    )
-    return ActResult(
-        ("The message is edited; redrive its key to have it handled.",), _parked_page(values)
-    )
-
-
-SELECTED = (
-    Field(name="key_hex", label="Key, in hexadecimal", kind="fixed"),
-    Field(name="no_key", label="Without a key", kind="fixed"),
-    Field(name="dead", label="Dead letters", kind="fixed"),
-    Field(name="partition", label="Only on this partition", kind="number"),
-    Field(name="error", label="Only with this in the last error"),
-)
-
-
-ACTS: dict[str, Act] = {
-    "redrive": Act(
-        title="Redrive",
-        button="Redrive",
-        lead="Have parked messages handled again, oldest first. The key stays in order.",
-        fields=(
-            SUBJECT,
-            GROUP,
-            *SELECTED,
-            Field(name="all", label="Every parked key", kind="check"),
-        ),
-        command=lambda values: [
-            "parked",
-            "redrive",
-            *_selection_words(values),
-            *flag(values, "all", "--all-keys"),
-            "--yes",
-        ],
-        do=_redrive,
-        back=_parked_page,
-    ),
-    "skip": Act(
-        title="Skip parked messages",
-        button="Skip",
-        lead="No consumer will get these messages. They stay stored until retention removes them.",
-        fields=(
-            SUBJECT,
-            GROUP,
-            *SELECTED,
-            Field(
-                name="first",
-                label="How many of each key, from the oldest on",
-                kind="number",
-                default="1",
-            ),
-            Field(name="all_messages", label="All that are parked now", kind="check"),
-        ),
-        command=_skip_command,
-        do=_skip,
-        typed="group",
-        back=_parked_page,
-    ),
-    "edit": Act(
-        title="Edit a parked message",
-        button="Edit",
-        lead="Consumers get the new value. The original stays in the log, and the key stays.",
-        fields=(
-            SUBJECT,
-            GROUP,
-            Field(name="partition", label="Partition", kind="fixed", is_required=True),
-            Field(name="offset", label="Offset", kind="fixed", is_required=True),
-            Field(name="value", label="New value, as text", kind="area"),
-        ),
-        command=lambda values: [
-            "parked",
-            "edit",
-            values.get("subject", ""),
-            values.get("group", ""),
-            "--partition",
-            values.get("partition", ""),
-            "--offset",
-            values.get("offset", ""),
-            *(option("--value", values.get("value", "")) or ["--value", ""]),
-        ],
-        do=_edit,
-        prefill=_present_value,
-        back=_parked_page,
-    ),
-}
+async def edit(admin: Admin, form: Form) -> str:
+    """Replace the value of a parked message."""
+    place = form.number("partition"), form.number("offset")
+    value = form["value"].replace("\r\n", "\n").encode()
+    async with naming_replaced(admin, form["subject"], place[0]):
+        await admin.edit_parked(form["subject"], form["group"], *place, value=value)
+    return "The message is edited; redrive its key to have it handled."

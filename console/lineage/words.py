@@ -106,11 +106,17 @@ def say_group(sheet: Sheet, group: str) -> str:
     behind, unknown = sum(bool(lag) for lag in lags), lags.count(None)
     words = f"{group} has acked everything"
     if total:
+        at_least = "at least " if unknown else ""
         words = (
-            f"{group} is {say_count(total, 'message')} behind, in {counted(behind, 'partition')}"
+            f"{group} is {at_least}{say_count(total, 'message')} behind, in "
+            f"{counted(behind, 'partition')}"
         )
+    elif unknown == len(lags) > 0:
+        return f"how far {group} has read is not known (dotted)"
+    elif unknown:
+        words += f" on {len(lags) - unknown} of {counted(len(lags), 'partition')}"
     if unknown:
-        words += f"; of {counted(unknown, 'partition')} that is not known (dotted)"
+        words += f"; of the other{'s' if unknown > 1 else ''} it is not known (dotted)"
     return words
 
 

@@ -51,4 +51,8 @@ export function startActs(root) {
   if (typed) {
     guard();
   }
+  const inputs = [...form.querySelectorAll("input, textarea")];
+  if (inputs.some((each) => each.value !== each.defaultValue || each.checked !== each.defaultChecked)) {
+    renew(); // it was filled in before this script ran, or by the browser
+  }
 }

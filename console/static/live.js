@@ -43,7 +43,7 @@ function patch(changes) {
   }
 }
 
-/** Draw the page anew, and keep the scroll position and the focus. */
+/** Draw the page anew, and keep the scroll position, the focus, and forms that are filled in. */
 async function redraw() {
   if (isRedrawing || Date.now() - redrawnAt < REDRAWN_MS) {
     return;
@@ -63,6 +63,10 @@ async function redraw() {
     const focused = document.activeElement;
     const focus = main.contains(focused) ? focused.id || focused.getAttribute("href") : null;
     const next = drawn.getElementById("main");
+    for (const form of main.querySelectorAll("form[data-kept]")) {
+      // What somebody is typing stays.
+      next.querySelector(`#${form.id}`)?.replaceWith(form);
+    }
     main.replaceChildren(...next.childNodes);
     main.dataset.structure = next.dataset.structure || "";
     if (focus) {
@@ -105,15 +109,23 @@ function warn(text) {
   document.body.classList.toggle("is-stale", Boolean(text));
 }
 
+/** A link to sign in that leads back to this page. */
+export function signInLink() {
+  const link = document.createElement("a");
+  link.href = location.href;
+  link.textContent = "Sign in again";
+  return link;
+}
+
 function signedOut() {
   stop();
   show("stale", "signed out");
   warn("");
   const stale = document.getElementById("stale");
-  const link = document.createElement("a");
-  link.href = location.href;
-  link.textContent = "Sign in again";
-  stale.replaceChildren(`Your sign-in has ended; this page is as of ${clock(lastSample)} UTC. `, link);
+  stale.replaceChildren(
+    `Your sign-in has ended; this page is as of ${clock(lastSample)} UTC. `,
+    signInLink(),
+  );
   stale.hidden = false;
 }
 
@@ -138,7 +150,7 @@ function hear(message) {
   patch(event.cells || {});
   document.documentElement.dataset.renewed = event.at;
   if (event.structure !== document.getElementById("main").dataset.structure) {
-    redraw();
+    redraw().catch(() => {}); // the next event tries again
   }
 }
 

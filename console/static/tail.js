@@ -1,5 +1,8 @@
 // Adds the messages of a live tail to the top of a list.
+import { signInLink } from "./live.js";
+
 const SHOWN_MAX = 200;
+const AGAIN_MS = 2000;
 
 /** Begin the tail of a page, if it has one. */
 export function startTail(root) {
@@ -35,13 +38,38 @@ export function startTail(root) {
       const left = given.left_out ? `; ${given.left_out} more were left out, because they come too fast` : "";
       state.textContent = `${count} new${left}`;
     });
-    source.addEventListener("problem", (event) => {
-      state.textContent = JSON.parse(event.data).problem;
+    source.onmessage = (event) => {
+      const given = JSON.parse(event.data);
+      if (given.signed_out) {
+        signedOut();
+        return;
+      }
+      state.textContent = given.problem;
       stop("Try again");
-    });
+    };
     source.onerror = () => {
       state.textContent = "no answer; trying again";
+      if (source.readyState === EventSource.CLOSED) {
+        // A refusal, such as that of an ended sign-in: the page itself tells which.
+        stop("Try again");
+        setTimeout(tryAgain, AGAIN_MS);
+      }
     };
+  }
+
+  async function tryAgain() {
+    const response = await fetch(location.href).catch(() => null);
+    if (response?.status === 401) {
+      signedOut();
+    } else if (!source && !document.hidden) {
+      start();
+    }
+  }
+
+  function signedOut() {
+    stop("");
+    button.hidden = true;
+    state.replaceChildren("Your sign-in has ended. ", signInLink());
   }
 
   function stop(text) {

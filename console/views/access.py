@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from ...admin import AccessGrant, AuditRow, QuotaRow, TokenView
+from ...admin import AuditEvent, GrantRow, QuotaRow, TokenView
 from ...protocol.text import parse_number
 from ..feed import Feed
-from ..page import Cell, Link, Page, PageColumn, Pager, Table, TableRow, href, window
+from ..page import Cell, Link, Page, Pager, Table, href, table
 from ..shown import count, moment
+from .cells import or_none_cell
 
 TABS = (
     Link("Tokens", href("access")),
@@ -19,14 +21,14 @@ TABS = (
 
 
 def _page(
-    title: str, table: Table, *acts: Link, template: str = "page.html", **extra: object
+    title: str, listed: Table, *acts: Link, template: str = "page.html", **extra: object
 ) -> Page:
     return Page(
         title="Access",
         section="access",
         tabs=TABS,
         acts=acts,
-        tables=(table,),
+        tables=(listed,),
         template=template,
         extra={"tab": title, **extra},
         is_live=False,
@@ -36,118 +38,95 @@ def _page(
 async def tokens(feed: Feed, _names: Mapping[str, str], query: Mapping[str, str]) -> Page:
     """Return the tokens."""
 
-    def cells(each: TokenView) -> tuple[Cell, ...]:
-        is_valid = each.state == "valid"
+    def revoke(each: TokenView) -> Cell:
         return (
-            Cell(str(each.token_id)),
-            Cell(each.principal),
-            Cell(each.label or "–", tone="" if each.label else "muted"),
-            Cell(each.state, tone="good" if is_valid else "muted"),
-            Cell(moment(each.made_at_ms)),
-            Cell(moment(each.ends_at_ms)),
-            Cell("revoke", href("act", "token-revoke", id=each.token_id))
-            if not each.revoked_at_ms
-            else Cell(""),
+            Cell("")
+            if each.revoked_at_ms
+            else Cell("revoke", href("act", "token-revoke", id=each.token_id))
         )
 
-    listed = (await feed.admin.list_tokens()).tokens
-    rows = [TableRow(str(each.token_id), cells(each)) for each in reversed(listed)]
-    shown, pager = window(rows, query, href("access"))
-    table = Table(
-        name="tokens",
-        caption="Tokens",
-        columns=_columns(
-            "Token", "Principal", "Label", "State", "Made (UTC)", "Ends (UTC)", "Revoke"
+    listed = table(
+        "tokens",
+        "Tokens",
+        (await feed.admin.list_tokens()).tokens[::-1],
+        lambda each: str(each.token_id),
+        (
+            ("Token", lambda each: str(each.token_id)),
+            ("Principal", lambda each: each.principal),
+            ("Label", lambda each: or_none_cell(each.label)),
+            ("State", lambda each: Cell(each.state, tone=_TONES.get(each.state, "muted"))),
+            ("Made (UTC)", lambda each: moment(each.made_at_ms)),
+            ("Ends (UTC)", lambda each: moment(each.ends_at_ms)),
+            ("Revoke", revoke),
         ),
-        rows=shown,
         empty="There are only the tokens of the servers' files. Create one for a program:",
         empty_command="keylane access token create NAME --label TEXT",
-        pager=pager,
+        query=query,
+        path=href("access"),
     )
-    return _page("Tokens", table, Link("Create a token", href("act", "token-create")))
+    return _page("Tokens", listed, Link("Create a token", href("act", "token-create")))
 
 
 async def rights(feed: Feed, _names: Mapping[str, str], query: Mapping[str, str]) -> Page:
     """Return the rights."""
 
-    def cells(principal: str, grant: AccessGrant) -> tuple[Cell, ...]:
-        given = {
-            "principal": principal,
-            "right": grant.right.value,
-            "subject": grant.subject,
-            "consumer_group": grant.group,
-        }
-        return (
-            Cell(principal),
-            Cell(grant.right.value),
-            Cell(grant.subject),
-            Cell(grant.group),
-            Cell("revoke", href("act", "grant-revoke", **given)),
-        )
+    def given(row: GrantRow) -> dict[str, str]:
+        grant = row.grant
+        names = {"subject": grant.subject, "consumer_group": grant.group}
+        return {"principal": row.principal, "right": grant.right.value, **names}
 
-    listed = (await feed.admin.list_grants()).grants
-    rows = [
-        TableRow(str(index), cells(each.principal, each.grant)) for index, each in enumerate(listed)
-    ]
-    shown, pager = window(rows, query, href("access", "rights"))
-    table = Table(
-        name="rights",
-        caption="Rights",
-        columns=_columns("Principal", "Right", "Subjects", "Groups", "Revoke"),
-        rows=shown,
+    listed = table(
+        "rights",
+        "Rights",
+        (await feed.admin.list_grants()).grants,
+        lambda each: " ".join(given(each).values()),
+        (
+            ("Principal", lambda each: each.principal),
+            ("Right", lambda each: each.grant.right.value),
+            ("Subjects", lambda each: each.grant.subject),
+            ("Groups", lambda each: each.grant.group),
+            ("Revoke", lambda each: Cell("revoke", href("act", "grant-revoke", **given(each)))),
+        ),
         empty="Nobody but the administrator has a right. Grant one:",
         empty_command="keylane access grant NAME produce --subject orders",
-        pager=pager,
+        query=query,
+        path=href("access", "rights"),
     )
-    return _page("Rights", table, Link("Grant a right", href("act", "grant")))
+    return _page("Rights", listed, Link("Grant a right", href("act", "grant")))
 
 
 async def quotas(feed: Feed, _names: Mapping[str, str], query: Mapping[str, str]) -> Page:
     """Return the quotas."""
 
-    def cells(each: QuotaRow) -> tuple[Cell, ...]:
-        limits = (
-            each.bytes_per_s,
-            each.requests_per_s,
-            each.connections,
-            each.sessions,
-            each.subjects,
-            each.scheduled_bytes,
-        )
-        for_subjects = "on" if each.kind == "subject" else ""
-        return (
-            Cell(each.name),
-            Cell("principal" if each.kind == "principal" else "subjects"),
-            *(
-                Cell(count(limit) if limit else "no limit", tone="" if limit else "muted")
-                for limit in limits
-            ),
-            Cell("unset", href("act", "quota-unset", name=each.name, for_subjects=for_subjects)),
-        )
+    def limit(number: int) -> Cell:
+        return Cell(count(number)) if number else Cell("no limit", tone="muted")
 
-    listed = (await feed.admin.list_quotas()).quotas
-    rows = [TableRow(f"{each.kind}/{each.name}", cells(each)) for each in listed]
-    shown, pager = window(rows, query, href("access", "quotas"))
-    table = Table(
-        name="quotas",
-        caption="Quotas",
-        columns=_columns(
-            "Name",
-            "Of",
-            "Bytes/s",
-            "Requests/s",
-            "Connections",
-            "Consumers",
-            "Subjects",
-            "Scheduled bytes",
-            "Unset",
+    def unset(each: QuotaRow) -> Cell:
+        for_subjects = "on" if each.kind == "subject" else ""
+        return Cell("unset", href("act", "quota-unset", name=each.name, for_subjects=for_subjects))
+
+    listed = table(
+        "quotas",
+        "Quotas",
+        (await feed.admin.list_quotas()).quotas,
+        lambda each: f"{each.kind}/{each.name}",
+        (
+            ("Name", lambda each: each.name),
+            ("Of", lambda each: "principal" if each.kind == "principal" else "subjects"),
+            ("#Bytes/s", lambda each: limit(each.bytes_per_s)),
+            ("#Requests/s", lambda each: limit(each.requests_per_s)),
+            ("#Connections", lambda each: limit(each.connections)),
+            ("#Consumers", lambda each: limit(each.sessions)),
+            ("#Subjects", lambda each: limit(each.subjects)),
+            ("#Scheduled bytes", lambda each: limit(each.scheduled_bytes)),
+            ("Unset", unset),
         ),
-        rows=shown,
         empty="Nothing has a limit. Set one:",
         empty_command="keylane access quota set NAME --bytes 1000000",
-        pager=pager,
+        query=query,
+        path=href("access", "quotas"),
     )
-    return _page("Quotas", table, Link("Set a quota", href("act", "quota-set")))
+    return _page("Quotas", listed, Link("Set a quota", href("act", "quota-set")))
 
 
 async def audit(feed: Feed, _names: Mapping[str, str], query: Mapping[str, str]) -> Page:
@@ -156,18 +135,8 @@ async def audit(feed: Feed, _names: Mapping[str, str], query: Mapping[str, str])
     who, subject, outcome = (query.get(each) or None for each in ("who", "subject", "outcome"))
     page = await feed.admin.list_audit(who=who, subject=subject, outcome=outcome, before=before)
 
-    def cells(row: AuditRow) -> tuple[Cell, ...]:
-        event = row.event
-        return (
-            Cell(moment(event.at_ms)),
-            Cell(event.who or "(unknown)"),
-            Cell(event.did),
-            Cell(event.subject or "–"),
-            Cell(event.group or "–"),
-            Cell(event.outcome, tone="bad" if event.outcome != "done" else "good"),
-            Cell(f"{event.detail}{f' ({event.times} times)' if event.times > 1 else ''}" or "–"),
-            Cell(event.remote),
-        )
+    def detail(event: AuditEvent) -> str:
+        return f"{event.detail}{f' ({event.times} times)' if event.times > 1 else ''}" or "–"
 
     pager = None
     if page.before is not None or before is not None:
@@ -177,22 +146,28 @@ async def audit(feed: Feed, _names: Mapping[str, str], query: Mapping[str, str])
             before=href("access", "audit", **kept) if before is not None else "",
             after=href("access", "audit", **kept, before=page.before) if page.before else "",
         )
-    table = Table(
-        name="audit",
-        caption="Audit log, the newest events first",
-        columns=_columns(
-            "Time (UTC)", "Who", "Call", "Subject", "Group", "Outcome", "Detail", "From"
+    listed = table(
+        "audit",
+        "Audit log, the newest events first",
+        page.rows,
+        lambda row: str(row.audit_id),
+        (
+            ("Time (UTC)", lambda row: moment(row.event.at_ms)),
+            ("Who", lambda row: row.event.who or "(unknown)"),
+            ("Call", lambda row: row.event.did),
+            ("Subject", lambda row: or_none_cell(row.event.subject)),
+            ("Group", lambda row: or_none_cell(row.event.group)),
+            (
+                "Outcome",
+                lambda row: Cell(row.event.outcome, tone=_TONES.get(row.event.outcome, "bad")),
+            ),
+            ("Detail", lambda row: detail(row.event)),
+            ("From", lambda row: row.event.remote),
         ),
-        rows=tuple(TableRow(str(row.audit_id), cells(row)) for row in page.rows),
         empty="No event matches.",
-        pager=pager,
     )
     fields = {"who": who or "", "subject": subject or "", "outcome": outcome or ""}
-    return _page("Audit log", table, template="audit.html", fields=fields)
+    return _page("Audit log", replace(listed, pager=pager), template="audit.html", fields=fields)
 
 
-_NUMBERS = frozenset({"Bytes/s", "Requests/s", "Connections", "Consumers", "Scheduled bytes"})
-
-
-def _columns(*titles: str) -> tuple[PageColumn, ...]:
-    return tuple(PageColumn(title, is_number=title in _NUMBERS) for title in titles)
+_TONES = {"valid": "good", "done": "good"}

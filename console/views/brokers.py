@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from ...admin import BrokerView, PartitionReport
 from ...protocol.errors import NotFoundError, Reason
 from ..feed import Feed
-from ..page import Cell, Link, Page, PageColumn, Sentence, Table, TableRow, href, window
-from ..shown import age, count
+from ..page import Cell, Link, Page, Sentence, Table, href, table
+from ..shown import age
+from .cells import broker_cell, partition_cell, state_cell, subject_cell
+from .wrong import server_sentences
 
 ROOT = Link("Brokers", href("brokers"))
 
@@ -16,61 +18,42 @@ ROOT = Link("Brokers", href("brokers"))
 async def brokers(feed: Feed, _names: Mapping[str, str], query: Mapping[str, str]) -> Page:
     """Return the list of brokers."""
     sample = await feed.cluster()
-    rows = []
-    for each in sample.brokers.brokers:
-        hosted = sample.hosted.get(each.broker_group, "")
-        rows.append(
-            TableRow(
-                each.broker_group,
-                (
-                    Cell(each.broker_group, href("brokers", each.broker_group)),
-                    _state_cell(each),
-                    Cell(each.address),
-                    Cell(count(None if isinstance(hosted, str) else len(hosted))),
-                    Cell(f"{age(each.silent_ms)} ago"),
-                    Cell(
-                        each.folders_text, tone="warn" if each.folders < each.folders_wanted else ""
-                    ),
-                    Cell(each.version or "?"),
-                ),
-            )
-        )
-    refused = tuple(
-        Sentence(
-            f"the broker at {each.address} may not serve broker group {each.broker_group}: "
-            f"{each.problem}",
-            each.advice,
-            href("brokers", each.broker_group),
-            each.broker_group,
-        )
-        for each in sample.brokers.refused
-    )
-    shown, pager = window(rows, query, href("brokers"))
+
+    def hosted(name: str) -> int | None:
+        found = sample.hosted.get(name, "")
+        return None if isinstance(found, str) else len(found)
+
     return Page(
         title="Brokers",
         section="brokers",
-        wrong=refused or None,
+        wrong=tuple(server_sentences(sample)) or None,
         unknown=tuple(map(Sentence, sample.unknown)),
         tables=(
-            Table(
-                name="brokers",
-                caption="Broker groups",
-                columns=(
-                    PageColumn("Broker group"),
-                    PageColumn("State"),
-                    PageColumn("Address"),
-                    PageColumn("Partitions", is_number=True),
-                    PageColumn("Last report"),
-                    PageColumn("Data folders"),
-                    PageColumn("Version"),
+            table(
+                "brokers",
+                "Broker groups",
+                sample.brokers.brokers,
+                lambda each: each.broker_group,
+                (
+                    ("Broker group", lambda each: broker_cell(each.broker_group)),
+                    ("State", _state_cell),
+                    ("Address", lambda each: each.address),
+                    ("#Partitions", lambda each: hosted(each.broker_group)),
+                    ("Last report", lambda each: f"{age(each.silent_ms)} ago"),
+                    ("Data folders", _folders_cell),
+                    ("Version", lambda each: each.version or "?"),
                 ),
-                rows=shown,
                 empty="No broker has reported yet. Start one:",
                 empty_command="keylane broker run --group g1 --data DIR --meta HOST:PORT",
-                pager=pager,
+                query=query,
+                path=href("brokers"),
             ),
         ),
     )
+
+
+def _folders_cell(broker: BrokerView) -> Cell:
+    return Cell(broker.folders_text, tone="warn" if broker.folders < broker.folders_wanted else "")
 
 
 def _state_cell(broker: BrokerView) -> Cell:
@@ -108,7 +91,7 @@ async def broker(feed: Feed, names: Mapping[str, str], query: Mapping[str, str])
             ("Address", Cell(found.address)),
             ("Last report", Cell(f"{age(found.silent_ms)} ago")),
             ("Takes writes", Cell("yes" if found.writable else found.problem or "no")),
-            ("Data folders", Cell(found.folders_text)),
+            ("Data folders", _folders_cell(found)),
             ("Version", Cell(found.version or "?")),
         ),
         tables=(_hosted_table(name, [] if isinstance(hosted, str) else hosted, query),),
@@ -116,36 +99,20 @@ async def broker(feed: Feed, names: Mapping[str, str], query: Mapping[str, str])
 
 
 def _hosted_table(name: str, hosted: list[PartitionReport], query: Mapping[str, str]) -> Table:
-    rows = [
-        TableRow(
-            str(each.partition_id),
-            (
-                Cell(
-                    str(each.partition_id),
-                    href("subjects", each.subject, "partitions", each.partition_id),
-                ),
-                Cell(each.subject, href("subjects", each.subject)),
-                Cell(each.state.value, tone="" if each.state.value == "open" else "muted"),
-                Cell(count(each.first_offset)),
-                Cell(count(each.next_offset)),
-                Cell(count(len(each.groups))),
-            ),
-        )
-        for each in hosted
-    ]
-    shown, pager = window(rows, query, href("brokers", name))
-    return Table(
-        name="hosted",
-        caption="Partitions that it hosts",
-        columns=(
-            PageColumn("Partition"),
-            PageColumn("Subject"),
-            PageColumn("State"),
-            PageColumn("First offset", is_number=True),
-            PageColumn("End offset", is_number=True),
-            PageColumn("Groups", is_number=True),
+    return table(
+        "hosted",
+        "Partitions that it hosts",
+        hosted,
+        lambda each: str(each.partition_id),
+        (
+            ("Partition", lambda each: partition_cell(each.subject, each.partition_id)),
+            ("Subject", lambda each: subject_cell(each.subject)),
+            ("State", lambda each: state_cell(each.state.value)),
+            ("#First offset", lambda each: each.first_offset),
+            ("#End offset", lambda each: each.next_offset),
+            ("#Groups", lambda each: len(each.groups)),
         ),
-        rows=shown,
         empty="It hosts no partition.",
-        pager=pager,
+        query=query,
+        path=href("brokers", name),
     )

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from ...admin import GroupDescription, PartitionProgress
+from ...admin import GroupDescription, GroupMember, PartitionProgress
 from ...protocol.errors import GroupUnknownError
 from ...protocol.routing import ConsumeStrategy
+from ...protocol.text import sum_text
+from ..acts.table import act_form
 from ..feed import Feed
-from ..page import Cell, Link, Page, PageColumn, Sentence, Table, TableRow, href, window
+from ..page import Cell, Link, Page, Sentence, Table, href, table
 from ..shown import age, count, rate
+from .cells import (
+    failing_cell,
+    group_cell,
+    partition_cell,
+    state_cell,
+    subject_cell,
+    sum_cell,
+    suspended_cell,
+    warn_cell,
+)
 from .subjects import ROOT, cluster_or_none
 from .wrong import wrong_causes
 
@@ -31,7 +43,9 @@ async def group(feed: Feed, names: Mapping[str, str], query: Mapping[str, str]) 
         if explanation is None:
             pending = "looking into it"
         else:
-            causes = wrong_causes(explanation, stands=feed.stands(subject, name))
+            told = {each.partition_id for each in described.partitions if not each.problem}
+            is_stuck = feed.is_stuck(subject, name)
+            causes = wrong_causes(explanation, is_stuck=is_stuck, told=told)
             wrong = tuple(Sentence(each.text, each.step) for each in causes)
             unknown += explanation.unknown
     suspended = described.settings is not None and described.settings.suspended
@@ -65,7 +79,7 @@ async def group(feed: Feed, names: Mapping[str, str], query: Mapping[str, str]) 
             ),
         ),
         facts=(
-            ("Lag", Cell(count(described.lag), tone="warn" if described.lag else "good")),
+            ("Lag", warn_cell(described.lag, "good")),
             (
                 "Last minute",
                 Cell("lag of the last minute", series=feed.trends.values(("lag", subject, name))),
@@ -78,7 +92,10 @@ async def group(feed: Feed, names: Mapping[str, str], query: Mapping[str, str]) 
             (
                 "Parked messages",
                 Cell(
-                    count(parked),
+                    sum_text(
+                        count(parked),
+                        is_partial=any(each.parked is None for each in described.partitions),
+                    ),
                     href("subjects", subject, "groups", name, "parked"),
                     "warn" if parked else "",
                 ),
@@ -88,8 +105,16 @@ async def group(feed: Feed, names: Mapping[str, str], query: Mapping[str, str]) 
         ),
         tables=(
             _member_table(described, query),
-            _progress_table(described, query),
+            _progress_table(
+                subject,
+                "Progress by partition",
+                described.partitions,
+                query,
+                href("subjects", subject, "groups", name),
+                empty="The subject has no partition yet.",
+            ),
         ),
+        extra={"question": act_form("why", {"subject": subject, "group": name})},
     )
 
 
@@ -102,94 +127,63 @@ def _state(described: GroupDescription) -> str:
 
 
 def _member_table(described: GroupDescription, query: Mapping[str, str]) -> Table:
-    address = href("subjects", described.subject, "groups", described.group)
-    rows = [
-        TableRow(
-            f"{index}",
-            (
-                Cell(
-                    each.client or "(no name)",
-                    href(
-                        "consumer",
-                        subject=described.subject,
-                        group=described.group,
-                        client=each.client,
-                    ),
-                ),
-                Cell(
-                    "all"
-                    if described.strategy is ConsumeStrategy.SHARED
-                    else count(each.partitions)
-                ),
-                Cell(f"{age(each.heard_ms)} ago"),
-                Cell(f"in {age(each.expires_in_ms)}"),
-                Cell(
-                    "suspended" if each.suspended else "consuming",
-                    tone="warn" if each.suspended else "",
-                ),
-            ),
-        )
-        for index, each in enumerate(described.members)
-    ]
-    shown, pager = window(rows, query, address, name="consumers")
-    return Table(
-        name="members",
-        caption="Consumers",
-        columns=(
-            PageColumn("Consumer"),
-            PageColumn("Partitions", is_number=True),
-            PageColumn("Last heartbeat"),
-            PageColumn("Leases end"),
-            PageColumn("State"),
+    is_shared = described.strategy is ConsumeStrategy.SHARED
+    return table(
+        "members",
+        "Consumers",
+        described.members,
+        lambda each: each.session,
+        (
+            ("Consumer", lambda each: _client_cell(described.subject, described.group, each)),
+            ("#Partitions", lambda each: "all" if is_shared else each.partitions),
+            ("Last heartbeat", lambda each: f"{age(each.heard_ms)} ago"),
+            ("Leases end", lambda each: f"in {age(each.expires_in_ms)}"),
+            ("State", lambda each: suspended_cell(each.suspended)),
         ),
-        rows=shown,
         empty="No consumer is alive. Start one:",
         empty_command=f"keylane consume {described.subject} --group {described.group}",
-        pager=pager,
+        query=query,
+        path=href("subjects", described.subject, "groups", described.group),
+        number="consumers",
     )
 
 
-def _progress_table(described: GroupDescription, query: Mapping[str, str]) -> Table:
-    subject, name = described.subject, described.group
+def _client_cell(subject: str, group: str, member: GroupMember) -> Cell:
+    address = href("consumer", subject=subject, group=group, client=member.client)
+    return Cell(member.client or "(no name)", address)
+
+
+def _progress_table(
+    subject: str,
+    caption: str,
+    partitions: Sequence[PartitionProgress],
+    query: Mapping[str, str],
+    path: str,
+    *,
+    empty: str,
+) -> Table:
     by_lag = query.get("sort") == "lag"
-    partitions = sorted(described.partitions, key=lambda each: -(each.lag or 0) if by_lag else 0)
-    rows = [TableRow(str(each.partition_id), _progress_cells(subject, each)) for each in partitions]
-    shown, pager = window(rows, query, href("subjects", subject, "groups", name))
-    return Table(
-        name="progress",
-        caption="Progress by partition",
-        columns=(
-            PageColumn("Partition"),
-            PageColumn("State"),
-            PageColumn("Owner"),
-            PageColumn("Token", is_number=True),
-            PageColumn("Next offset", is_number=True),
-            PageColumn("Lag", is_number=True),
-            PageColumn("Parked", is_number=True),
-            PageColumn("Keeps failing"),
+    return table(
+        "progress",
+        caption,
+        sorted(partitions, key=lambda each: -(each.lag or 0) if by_lag else 0),
+        lambda each: str(each.partition_id),
+        (
+            ("Partition", lambda each: partition_cell(subject, each.partition_id)),
+            ("State", lambda each: state_cell(each.state.value)),
+            (
+                "Owner",
+                lambda each: Cell(each.owner) if each.owner else Cell("nobody", tone="muted"),
+            ),
+            ("#Token", lambda each: each.token),
+            ("#Next offset", lambda each: each.offset),
+            ("#Lag", lambda each: warn_cell(each.lag)),
+            ("#Parked", lambda each: warn_cell(each.parked)),
+            ("Keeps failing", lambda each: failing_cell(each.failing)),
         ),
-        rows=shown,
-        empty="The subject has no partition yet.",
-        pager=pager,
-    )
-
-
-def _progress_cells(subject: str, each: PartitionProgress) -> tuple[Cell, ...]:
-    failing = each.failing
-    return (
-        Cell(str(each.partition_id), href("subjects", subject, "partitions", each.partition_id)),
-        Cell(each.state.value, tone="" if each.state.value == "open" else "muted"),
-        Cell(each.owner or "nobody", tone="" if each.owner else "muted"),
-        Cell(count(each.token)),
-        Cell(count(each.offset)),
-        Cell(count(each.lag), tone="warn" if each.lag else ""),
-        Cell(count(each.parked), tone="warn" if each.parked else ""),
-        Cell(
-            "–"
-            if failing is None
-            else f"offset {failing.offset}: {failing.kind}: {failing.text}"[:160],
-            tone="muted" if failing is None else "bad",
-        ),
+        empty=empty,
+        query=query,
+        path=path,
     )
 
 
@@ -198,36 +192,17 @@ async def consumers(feed: Feed, _names: Mapping[str, str], query: Mapping[str, s
     """Return the consumers of all groups."""
     sample = await feed.cluster()
     groups = sorted(sample.groups(), key=lambda each: (each.subject, each.group))
-    rows: list[TableRow] = []
     asked = groups[:GROUPS_MAX]
     found = await asyncio.gather(
         *(feed.group(each.subject, each.group) for each in asked), return_exceptions=True
     )
-    for each, described in zip(asked, found, strict=True):
+    members: list[tuple[GroupDescription, GroupMember]] = []
+    for described in found:
         if isinstance(described, GroupUnknownError):
             continue  # deleted meanwhile
         if isinstance(described, BaseException):
             raise described
-        rows += [
-            TableRow(
-                f"{each.subject}/{each.group}/{index}",
-                (
-                    Cell(
-                        member.client or "(no name)",
-                        href(
-                            "consumer", subject=each.subject, group=each.group, client=member.client
-                        ),
-                    ),
-                    Cell(each.group, href("subjects", each.subject, "groups", each.group)),
-                    Cell(each.subject, href("subjects", each.subject)),
-                    Cell(count(member.partitions)),
-                    Cell(f"{age(member.heard_ms)} ago"),
-                    Cell("suspended" if member.suspended else "consuming"),
-                ),
-            )
-            for index, member in enumerate(described.members)
-        ]
-    shown, pager = window(rows, query, href("consumers"))
+        members += [(described, member) for member in described.members]
     left_out = len(groups) - GROUPS_MAX
     return Page(
         title="Consumers",
@@ -236,21 +211,26 @@ async def consumers(feed: Feed, _names: Mapping[str, str], query: Mapping[str, s
         if left_out > 0
         else "",
         tables=(
-            Table(
-                name="consumers",
-                caption="Consumers",
-                columns=(
-                    PageColumn("Consumer"),
-                    PageColumn("Group"),
-                    PageColumn("Subject"),
-                    PageColumn("Partitions", is_number=True),
-                    PageColumn("Last heartbeat"),
-                    PageColumn("State"),
+            table(
+                "consumers",
+                "Consumers",
+                members,
+                lambda each: f"{each[0].subject}/{each[0].group}/{each[1].session}",
+                (
+                    (
+                        "Consumer",
+                        lambda each: _client_cell(each[0].subject, each[0].group, each[1]),
+                    ),
+                    ("Group", lambda each: group_cell(each[0].subject, each[0].group)),
+                    ("Subject", lambda each: subject_cell(each[0].subject)),
+                    ("#Partitions", lambda each: each[1].partitions),
+                    ("Last heartbeat", lambda each: f"{age(each[1].heard_ms)} ago"),
+                    ("State", lambda each: suspended_cell(each[1].suspended)),
                 ),
-                rows=shown,
                 empty="No consumer is alive. Start one:",
                 empty_command="keylane consume SUBJECT --group GROUP",
-                pager=pager,
+                query=query,
+                path=href("consumers"),
             ),
         ),
     )
@@ -263,16 +243,15 @@ async def consumer(feed: Feed, _names: Mapping[str, str], query: Mapping[str, st
     member = next((each for each in described.members if each.client == client), None)
     owned = [each for each in described.partitions if each.owner and each.owner == client]
     lag = sum(each.lag or 0 for each in owned)
-    rows = [TableRow(str(each.partition_id), _progress_cells(subject, each)) for each in owned]
-    shown, pager = window(rows, query, href("consumer"))
+    is_partial = any(each.lag is None for each in owned)
     facts: tuple[tuple[str, Cell], ...] = (("State", Cell("gone", tone="warn")),)
     if member is not None:
         facts = (
-            ("State", Cell("suspended" if member.suspended else "consuming")),
+            ("State", suspended_cell(member.suspended)),
             ("Last heartbeat", Cell(f"{age(member.heard_ms)} ago")),
             ("Leases end", Cell(f"in {age(member.expires_in_ms)}")),
             ("Partitions", Cell(count(member.partitions))),
-            ("Lag of its partitions", Cell(count(lag), tone="warn" if lag else "good")),
+            ("Lag of its partitions", sum_cell(lag, is_partial=is_partial, good="good")),
         )
     given = {"subject": subject, "group": name, "client": client}
     return Page(
@@ -291,22 +270,13 @@ async def consumer(feed: Feed, _names: Mapping[str, str], query: Mapping[str, st
             else (Link("Suspend", href("act", "group-suspend", **given)),)
         ),
         tables=(
-            Table(
-                name="progress",
-                caption="Its partitions",
-                columns=(
-                    PageColumn("Partition"),
-                    PageColumn("State"),
-                    PageColumn("Owner"),
-                    PageColumn("Token", is_number=True),
-                    PageColumn("Next offset", is_number=True),
-                    PageColumn("Lag", is_number=True),
-                    PageColumn("Parked", is_number=True),
-                    PageColumn("Keeps failing"),
-                ),
-                rows=shown,
+            _progress_table(
+                subject,
+                "Its partitions",
+                owned,
+                query,
+                href("consumer"),
                 empty="It has no partition: others have them, or it is suspended.",
-                pager=pager,
             ),
         ),
     )

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from datetime import UTC, datetime
-from typing import TypedDict, cast
+from typing import NamedTuple, TypedDict, cast
 
 import msgspec
 
+from ...admin import PartitionDescription, SubjectDescription
 from ...consumer import Reader
-from ...protocol.errors import ConfigError, KeylaneError, OverloadedError
+from ...protocol.errors import ConfigError, InvalidRequestError, KeylaneError, OverloadedError
 from ...protocol.message import Message
 from ...protocol.reading.instants import parse_ago_ms
-from ...protocol.text import format_time, parse_number, printable
+from ...protocol.routing import OrderStrategy, logical_partition
+from ...protocol.text import format_time, key_text, parse_number, printable
 from ...rpc.environment import Environment
 from ..feed import Feed
 from ..live import encode_event
-from ..page import Page, href
-from ..shown import VALUE_BYTES_SHOWN, Form, key_text, parse_hex, preview_text, value_text
+from ..page import Page, Sentence, href
+from ..shown import VALUE_BYTES_SHOWN, Form, parse_hex, preview_text, value_text
 from .subjects import ROOT, tabs
 
 SHOWN_MAX = 50
@@ -74,6 +76,18 @@ def _property_text(value: str | bytes) -> str:
     return printable(value if isinstance(value, str) else value.decode(errors="backslashreplace"))
 
 
+class Found(NamedTuple):
+    """What was read."""
+
+    messages: list[Message[bytes]]
+    positions: dict[int, int]
+    """Where the next messages begin, by partition."""
+    has_more: bool
+    """True if there may be more messages."""
+    unknown: tuple[str, ...]
+    """Why messages of some partitions are missing."""
+
+
 class Asked(msgspec.Struct, frozen=True):
     """Which messages a page asks for."""
 
@@ -85,58 +99,77 @@ class Asked(msgspec.Struct, frozen=True):
 
 def read_query(query: Mapping[str, str]) -> Asked:
     """Return what the address of a page asks for. Raises ConfigError."""
-    key_text_given, key_hex = query.get("key", ""), query.get("key_hex", "")
     form = query.get("form", "auto")
     partition = query.get("partition", "").strip()
     if partition and parse_number(partition) is None:
         raise ConfigError(f"a partition is a number, not {partition!r:.40}")
-    key = parse_hex(key_hex) if key_hex else key_text_given.encode() or None
+    key = query.get("key", "")
+    try:
+        key_bytes = parse_hex(key) if query.get("key_as") == "hex" else key.encode()
+    except InvalidRequestError as error:
+        raise ConfigError(f"the key is {error.message}") from None
     return Asked(
         start=query.get("start", "newest").strip() or "newest",
         partition=parse_number(partition) if partition else None,
-        key=key,
+        key=key_bytes or None,
         form=form if form in FORMS else "auto",
     )
 
 
 async def read(
     feed: Feed, subject: str, asked: Asked, *, address: str, environment: Environment
-) -> tuple[list[Message[bytes]], dict[int, int], bool]:
-    """
-    Read up to SHOWN_MAX messages.
-
-    Returns:
-        The messages; where the next ones begin, by partition; and whether there may be more.
-    """
-    start = await _start(feed, subject, asked)
+) -> Found:
+    """Read up to SHOWN_MAX messages, without those of brokers that do not answer."""
+    described = await feed.subject(subject, age_s=0.0)  # which brokers answer now
+    silent = {
+        each.partition_id: each.problem for each in described.partitions if each.problem is not None
+    }
+    key = asked.key
+    if described.order_strategy is OrderStrategy.BEST_TRIED and not described.static:
+        key = None  # its messages may be anywhere
+    unknown = [
+        silent[each.partition_id]
+        for each in described.partitions
+        if each.partition_id in silent
+        and asked.partition in {None, each.partition_id}
+        and _may_have(each, key)
+    ]
     found: list[Message[bytes]] = []
     is_whole = False
     reader = Reader[bytes](
         address,
         subject,
-        start=cast(str, start),
+        start=cast(str, _start(described, asked)),
         key=asked.key,
         partition=asked.partition,
         _environment=environment,
+        _left_out=silent,
     )
     keeps_newest = asked.start == "newest" and asked.key is not None
-    async with reader:
-        try:
-            async with asyncio.timeout(READ_S):
-                async for message in reader:
-                    found.append(message)
-                    if keeps_newest:
-                        del found[:-SHOWN_MAX]
-                    elif len(found) == SHOWN_MAX:
-                        break
-                else:
-                    is_whole = True
-        except TimeoutError:
-            pass
-        return found, reader.positions, not is_whole
+    try:
+        async with asyncio.timeout(READ_S), reader:
+            async for message in reader:
+                found.append(message)
+                if keeps_newest:
+                    del found[:-SHOWN_MAX]
+                elif len(found) == SHOWN_MAX:
+                    break
+            else:
+                is_whole = True
+    except TimeoutError:
+        if not reader.positions:
+            unknown.append(f"brokers have not answered within {READ_S:g} s")
+    return Found(found, reader.positions, not is_whole, tuple(dict.fromkeys(unknown)))
 
 
-async def _start(feed: Feed, subject: str, asked: Asked) -> object:
+def _may_have(partition: PartitionDescription, key: bytes | None) -> bool:
+    """Return True if messages of a key belong to a partition."""
+    if key is None:
+        return True
+    return partition.range_start <= logical_partition(key) < partition.range_end
+
+
+def _start(described: SubjectDescription, asked: Asked) -> object:
     """Return where a reader begins. Raises ConfigError."""
     text = asked.start
     if text in {"earliest", "latest"} or parse_ago_ms(text) is not None:
@@ -149,11 +182,10 @@ async def _start(feed: Feed, subject: str, asked: Asked) -> object:
             raise ConfigError("an offset needs a partition: offsets count within one")
         return offset
     if text == "newest":
-        described = await feed.subject(subject)
         partitions = [
             each
             for each in described.partitions
-            if each.next_offset is not None and asked.partition in (None, each.partition_id)
+            if each.next_offset is not None and asked.partition in {None, each.partition_id}
         ]
         share = max(1, SHOWN_MAX // max(1, len(partitions)))
         if asked.key is not None:
@@ -196,28 +228,28 @@ async def messages(
 ) -> Page:
     """Return a page of messages."""
     subject = names["subject"]
-    problem, found, next_address = "", list[Message[bytes]](), ""
-    asked = Asked()
+    problem, next_address = "", ""
+    asked, found = Asked(), Found([], {}, has_more=False, unknown=())
     try:
         asked = read_query(query)
-        found, positions, has_more = await read(
-            feed, subject, asked, address=address, environment=environment
-        )
-        if has_more and len(positions) <= 200:
-            kept = {**query, "start": _positions_text(positions)}
+        found = await read(feed, subject, asked, address=address, environment=environment)
+        if found.has_more and len(found.positions) <= 200:
+            kept = {**query, "start": _positions_text(found.positions)}
             next_address = href("subjects", subject, "messages", **kept)
     except ConfigError as error:
         problem = error.message
+    shown = found.messages
     if asked.start == "newest":
-        found = sorted(found, key=lambda each: -each.sent_at_ns)
+        shown = sorted(shown, key=lambda each: -each.sent_at_ns)
         next_address = ""
     fields = {
         "start": query.get("start", "newest"),
         "partition": query.get("partition", ""),
         "key": query.get("key", ""),
+        "key_as": "hex" if query.get("key_as") == "hex" else "",
         "form": asked.form,
     }
-    tail = {each: fields[each] for each in ("partition", "key", "form")}
+    tail = {each: fields[each] for each in ("partition", "key", "key_as", "form")}
     return Page(
         title=subject,
         trail=(ROOT,),
@@ -225,11 +257,12 @@ async def messages(
         tabs=tabs(subject),
         template="messages.html",
         is_live=False,
+        unknown=tuple(map(Sentence, found.unknown)),
         extra={
             "tab": "Messages",
             "fields": fields,
             "problem": problem,
-            "found": [shown_message(each, asked.form) for each in found],
+            "found": [shown_message(each, asked.form) for each in shown],
             "next_address": next_address,
             "tail": href("subjects", subject, "tail", **tail),
             "follow": query.get("follow", ""),
@@ -249,14 +282,19 @@ class Tails:
     async def stream(
         self, subject: str, query: Mapping[str, str], environment: Environment
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the messages that are stored from now on, as events."""
+        """
+        Yield the messages that are stored from now on, as events.
+
+        Raises:
+            OverloadedError: so many tails are open.
+            ConfigError: the query is wrong.
+            Any error of a `Reader`.
+        """
         if self._open >= TAILS_MAX:
-            error: KeylaneError = OverloadedError(f"{TAILS_MAX} tails are open", limit=TAILS_MAX)
-            yield encode_event({"problem": error.message}, "problem")
-            return
+            raise OverloadedError(f"{TAILS_MAX} tails are open", limit=TAILS_MAX)
+        asked = read_query(query)
         self._open += 1
         try:
-            asked = read_query(query)
             reader = Reader[bytes](
                 self._address,
                 subject,
@@ -270,8 +308,6 @@ class Tails:
                 yield b": open\n\n"
                 async for event in self._events(reader, asked.form):
                     yield event
-        except KeylaneError as error:
-            yield encode_event({"problem": error.message}, "problem")
         finally:
             self._open -= 1
 

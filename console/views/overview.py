@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from ...protocol.text import counted, format_seconds
+from ...protocol.text import counted
 from ..cluster import ClusterSample, GroupTotals, SubjectTotals
 from ..feed import Feed
 from ..page import Cell, Page, PageColumn, Sentence, Table, TableRow, href
 from ..shown import count, rate
-from .wrong import sentences
+from .cells import kept_cell, sum_cell
+from .wrong import operation_sentences, sentences, server_sentences
 
 SHOWN_MAX = 15
 """How many groups and subjects are on the first page."""
@@ -20,11 +21,15 @@ async def overview(feed: Feed, _names: Mapping[str, str], _query: Mapping[str, s
     """Return the first page."""
     sample = await feed.cluster()
     explained, pending = feed.explain(sample)
-    wrong = list(_broker_problems(sample))
+    wrong = server_sentences(sample) + operation_sentences(sample.waiting)
     wrong += sentences(
-        (explanation, feed.stands(group.subject, group.group)) for group, explanation in explained
+        (
+            (explanation, feed.is_stuck(group.subject, group.group))
+            for group, explanation in explained
+        ),
+        sample.hosted,
     )
-    wrong += list(_creation_problems(sample))
+    wrong += _creation_problems(sample)
     groups = sample.groups()
     total_lag = sum(group.lag for group in groups)
     available = sum(each.available for each in sample.brokers.brokers)
@@ -35,10 +40,17 @@ async def overview(feed: Feed, _names: Mapping[str, str], _query: Mapping[str, s
         title="Overview",
         section="overview",
         wrong=tuple(wrong),
-        pending=f"looking into {counted(pending, 'group')}" if pending else "",
+        pending=f"looking into {counted(pending, 'group')}"
+        if pending
+        else "looking whether a group is stuck"
+        if total_lag and feed.is_new
+        else "",
         unknown=tuple(map(Sentence, sample.unknown)),
         facts=(
-            ("Lag of all groups", Cell(count(total_lag), tone="warn" if total_lag else "")),
+            (
+                "Lag of all groups",
+                sum_cell(total_lag, is_partial=any(each.unknown for each in groups)),
+            ),
             ("Stored", Cell(rate(sum(known) if known else None))),
             ("Subjects", Cell(count(len(sample.subjects)), href("subjects"))),
             (
@@ -65,13 +77,13 @@ def lag_table(feed: Feed, groups: list[GroupTotals], total: int) -> Table:
             (
                 Cell(group.group, href("subjects", group.subject, "groups", group.group)),
                 Cell(group.subject, href("subjects", group.subject)),
-                Cell(count(group.lag), tone="warn" if group.lag else ""),
+                sum_cell(group.lag, is_partial=group.unknown),
                 Cell(
                     "lag of the last minute",
                     series=feed.trends.values(("lag", group.subject, group.group)),
                 ),
                 Cell(rate(feed.trends.rate(("acked", group.subject, group.group)))),
-                Cell(count(group.parked), tone="warn" if group.parked else ""),
+                sum_cell(group.parked, is_partial=group.unknown),
             ),
         )
         for group in groups
@@ -109,7 +121,7 @@ def rate_table(feed: Feed, subjects: list[SubjectTotals]) -> Table:
                     "messages stored each second, in the last minute",
                     series=feed.trends.rates(("end", each.subject)),
                 ),
-                Cell(count(each.stored), tone="muted" if each.unknown else ""),
+                kept_cell(each.stored, is_partial=each.unknown),
             ),
         )
         for each in islice(ranked, SHOWN_MAX)
@@ -128,44 +140,6 @@ def rate_table(feed: Feed, subjects: list[SubjectTotals]) -> Table:
         empty="There is no subject yet. Create one here, or with:",
         empty_command="keylane subject create orders --partitions 4",
     )
-
-
-def _broker_problems(sample: ClusterSample) -> Iterator[Sentence]:
-    for broker in sample.brokers.brokers:
-        page = href("brokers", broker.broker_group)
-        if not broker.available:
-            yield Sentence(
-                f"broker group {broker.broker_group} has been silent for "
-                f"{format_seconds(broker.silent_ms)}: nobody can send to its partitions, or read "
-                "them",
-                f"start the broker at {broker.address} again",
-                page,
-                broker.broker_group,
-            )
-        elif not broker.writable:
-            yield Sentence(
-                f"broker group {broker.broker_group} takes no messages"
-                f"{f': {broker.problem}' if broker.problem else ''}",
-                f"keylane broker health {broker.address}",
-                page,
-                broker.broker_group,
-            )
-        if broker.folders < broker.folders_wanted:
-            yield Sentence(
-                f"broker group {broker.broker_group} has {broker.folders} of "
-                f"{broker.folders_wanted} data folders that have everything",
-                f"keylane broker copies {broker.broker_group}",
-                page,
-                broker.broker_group,
-            )
-    for refused in sample.brokers.refused:
-        yield Sentence(
-            f"the broker at {refused.address} may not serve broker group "
-            f"{refused.broker_group}: {refused.problem}",
-            refused.advice or f"keylane broker accept {refused.broker_group} --dry-run",
-            href("brokers", refused.broker_group),
-            refused.broker_group,
-        )
 
 
 def _creation_problems(sample: ClusterSample) -> Iterator[Sentence]:

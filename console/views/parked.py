@@ -3,156 +3,131 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import islice
+from dataclasses import replace
 
-from ...protocol.text import parse_number
+from ...admin import ParkedKeyView
+from ...protocol.parked import Failure
+from ...protocol.text import counted, key_text, parse_number
+from ..acts.parked import naming_replaced
 from ..feed import Feed
-from ..page import ROWS_MAX, Cell, Link, Page, PageColumn, Pager, Table, TableRow, href
-from ..shown import count, key_text, moment, parse_hex
+from ..page import ROWS_MAX, Cell, Link, Page, Pager, href, table
+from ..shown import count, moment, parse_hex
+from .cells import or_none_cell
 from .messages import shown_message
-from .subjects import ROOT
+from .subjects import ROOT, problems
 
 PARKED_SHOWN = 100
 """How many parked messages of a key are on a page."""
+FAILURE_CHARS_MAX = 300
+
+
+async def _read_page(
+    feed: Feed, subject: str, group: str, numbers: list[int], after: str
+) -> tuple[list[ParkedKeyView], str]:
+    """
+    Read the keys of one page, and no others.
+
+    Args:
+        numbers: the partitions with parked keys, in order.
+        after: where the page begins: the partition, and how many keys of it came before.
+
+    Returns:
+        The keys, and where the next page begins; "" if this is the last one.
+    """
+    place = after.partition(".")
+    first_id, first = parse_number(place[0]) or 0, parse_number(place[2]) or 0
+    found: list[ParkedKeyView] = []
+    for number in (each for each in numbers if each >= first_id):
+        start = first if number == first_id else 0
+        if len(found) == ROWS_MAX:
+            return found, f"{number}.0"
+        page = await feed.admin.parked_page(
+            subject, group, number, first=start, count=ROWS_MAX - len(found)
+        )
+        found += page.keys
+        if page.following is not None:
+            return found, f"{number}.{page.following}"
+    return found, ""
 
 
 async def parked(feed: Feed, names: Mapping[str, str], query: Mapping[str, str]) -> Page:
-    """Return a page of parked keys. `after` is where it begins: the partition, and how many keys of
-    it came before.
-    """
+    """Return a page of parked keys. `after` is where it begins: see `_read_page`."""
     subject, name = names["subject"], names["group"]
-    address = href("subjects", subject, "groups", name, "parked")
+    path = ("subjects", subject, "groups", name, "parked")
     described = await feed.group(subject, name)
-    after = query.get("after", "").partition(".")
-    first_id, skipped = parse_number(after[0]) or 0, parse_number(after[2]) or 0
-    rows: list[TableRow] = []
-    next_start = ""
-    partitions = sorted(
+    numbers = sorted(int(each.partition_id) for each in described.partitions if each.parked)
+    after = query.get("after", "")
+    views, next_start = await _read_page(feed, subject, name, numbers, after)
+
+    def given(view: ParkedKeyView) -> dict[str, object]:
+        return {"partition": view.partition_id, **_selector(view.key)}
+
+    def key_cell(view: ParkedKeyView) -> Cell:
+        if view.tries is not None:
+            return Cell(f"waiting for a retry, after {view.tries} tries")
+        text = "dead letters of any key" if view.key is None else key_text(view.key)
+        dead = " (dead)" if view.is_dead and view.key else ""
+        return Cell(f"{text}{dead}", href(*path, "messages", **given(view)))
+
+    def act_cell(act: str, view: ParkedKeyView) -> Cell:
+        if view.tries is not None:
+            return Cell("")
+        return Cell(act, href("act", act, subject=subject, group=name, **given(view)))
+
+    listed = table(
+        "parked",
+        "Parked keys",
+        views,
+        lambda view: f"{view.partition_id}.{view.key and view.key.hex()}.{view.tries}",
         (
-            each
-            for each in described.partitions
-            if each.parked != 0 and each.partition_id >= first_id
+            ("Key", key_cell),
+            ("#Partition", lambda view: str(view.partition_id)),
+            ("#Messages", lambda view: view.messages),
+            ("State", lambda view: "being taken over" if view.being_adopted else view.state.value),
+            ("Since (UTC)", lambda view: moment(view.since_ms)),
+            ("Last error", lambda view: or_none_cell(_failure_text(view.failure), "bad")),
+            ("Redrive", lambda view: act_cell("redrive", view)),
+            ("Skip", lambda view: act_cell("skip", view)),
         ),
-        key=lambda each: each.partition_id,
+        empty="Nothing is parked. A message is parked after it has failed so many times:",
+        empty_command=f"keylane group set {subject} {name} --on-failure park --tries-max 5",
     )
-    for each in partitions:
-        number = int(each.partition_id)
-        start = skipped if number == first_id else 0
-        views = [
-            view
-            async for view in feed.admin.parked(subject, name, partition_id=number, retrying=True)
-        ]
-        room = ROWS_MAX - len(rows)
-        for index, view in enumerate(islice(views, start, start + room), start):
-            selected = {"partition": number, **_selector(view.key, is_dead=view.is_dead)}
-            acts = {"subject": subject, "group": name, **selected}
-            failure = view.failure
-            rows.append(
-                TableRow(
-                    f"{number}.{index}",
-                    (
-                        Cell(
-                            _parked_name(view.key, view.tries, is_dead=view.is_dead),
-                            ""
-                            if view.tries is not None
-                            else href(
-                                "subjects",
-                                subject,
-                                "groups",
-                                name,
-                                "parked",
-                                "messages",
-                                **selected,
-                            ),
-                        ),
-                        Cell(str(number)),
-                        Cell(count(view.messages)),
-                        Cell(
-                            "being taken over" if view.being_adopted else view.state.value,
-                        ),
-                        Cell(moment(view.since_ms)),
-                        Cell(
-                            "–" if failure is None else f"{failure.kind}: {failure.text}"[:300],
-                            tone="muted" if failure is None else "bad",
-                        ),
-                        Cell("redrive", href("act", "redrive", **acts))
-                        if view.tries is None
-                        else Cell("", tone="muted"),
-                        Cell("skip", href("act", "skip", **acts))
-                        if view.tries is None
-                        else Cell("", tone="muted"),
-                    ),
-                )
-            )
-        if start + room < len(views):
-            next_start = f"{number}.{start + room}"
-            break
-        if len(rows) >= ROWS_MAX and each is not partitions[-1]:
-            next_start = f"{number}.{start + room}"
-            break
-    total = sum(each.parked or 0 for each in described.partitions)
-    pager = None
-    if next_start or after[0]:
+    if next_start or after:
         pager = Pager(
-            text=f"{len(rows)} keys of this page",
-            before=address if after[0] else "",
-            after=f"{address}?after={next_start}" if next_start else "",
+            text=f"{counted(len(views), 'key')} on this page",
+            before=href(*path) if after else "",
+            after=href(*path, after=next_start) if next_start else "",
         )
-    page_acts: tuple[Link, ...] = ()
-    if total:
-        page_acts = (
-            Link("Redrive all", href("act", "redrive", subject=subject, group=name, all="on")),
-        )
+        listed = replace(listed, pager=pager)
+    total = sum(each.parked or 0 for each in described.partitions)
+    redrive_all = href("act", "redrive", subject=subject, group=name, all="on")
     return Page(
         title="Parked keys",
-        trail=(
-            ROOT,
-            Link(subject, href("subjects", subject)),
-            Link(name, href("subjects", subject, "groups", name)),
-        ),
+        trail=_trail(subject, name),
         section="subjects",
         lead=f"{count(total)} parked messages of group {name}. A key that is parked holds back its "
         "own later messages, and no others.",
-        acts=page_acts,
-        tables=(
-            Table(
-                name="parked",
-                caption="Parked keys",
-                columns=(
-                    PageColumn("Key"),
-                    PageColumn("Partition", is_number=True),
-                    PageColumn("Messages", is_number=True),
-                    PageColumn("State"),
-                    PageColumn("Since (UTC)"),
-                    PageColumn("Last error"),
-                    PageColumn("Redrive"),
-                    PageColumn("Skip"),
-                ),
-                rows=tuple(rows),
-                empty="Nothing is parked. A message is parked after it has failed so many times:",
-                empty_command=f"keylane group set {subject} {name} --on-failure park --tries-max 5",
-                pager=pager,
-            ),
-        ),
+        unknown=problems(described.partitions),
+        acts=(Link("Redrive all", redrive_all),) if total else (),
+        tables=(listed,),
         is_live=False,
     )
 
 
-def _selector(key: bytes | None, *, is_dead: bool) -> dict[str, str]:
-    """Return the fields that select a parked key in the form of an act."""
+def _trail(subject: str, group: str) -> tuple[Link, ...]:
+    page = Link(group, href("subjects", subject, "groups", group))
+    return ROOT, Link(subject, href("subjects", subject)), page
+
+
+def _failure_text(failure: Failure | None) -> str:
+    return "" if failure is None else f"{failure.kind}: {failure.text}"[:FAILURE_CHARS_MAX]
+
+
+def _selector(key: bytes | None) -> dict[str, str]:
+    """Return the field that selects a parked key in the form of an act."""
     if key is None:
         return {"dead": "on"}
-    if not key:
-        return {"no_key": "on"} | ({"dead": "on"} if is_dead else {})
-    return {"key_hex": key.hex()}
-
-
-def _parked_name(key: bytes | None, tries: int | None, *, is_dead: bool) -> str:
-    if tries is not None:
-        return f"waiting for a retry, after {tries} tries"
-    if key is None:
-        return "dead letters of any key"
-    return f"{key_text(key)}{' (dead)' if is_dead and key else ''}"
+    return {"key_hex": key.hex()} if key else {"no_key": "on"}
 
 
 async def parked_messages(feed: Feed, names: Mapping[str, str], query: Mapping[str, str]) -> Page:
@@ -164,50 +139,33 @@ async def parked_messages(feed: Feed, names: Mapping[str, str], query: Mapping[s
         key = parse_hex(query["key_hex"])
     elif "no_key" in query:
         key = b""
-    failures = [
-        f"{view.failure.kind}: {view.failure.text}"
-        async for view in feed.admin.parked(
-            subject,
-            name,
-            key=... if key is None else key,
-            dead=True if key is None else None,
-            partition_id=number,
-        )
-        if view.failure is not None
-    ]
+    views = feed.admin.parked(subject, name, key=key, partition_id=number)
+    async with naming_replaced(feed.admin, subject, number):
+        failures = [view.failure async for view in views if view.failure is not None]
+    newest = max(failures, key=lambda each: each.at_ms, default=None)
     found = []
     messages = feed.admin.parked_messages(
         subject, name, key, partition_id=number, first=PARKED_SHOWN
     )
-    async for each in messages:
-        edit = href(
-            "act",
-            "edit",
-            subject=subject,
-            group=name,
-            partition=each.partition_id,
-            offset=each.offset,
-        )
-        failure = each.failure
+    async with naming_replaced(feed.admin, subject, number):
+        read = [each async for each in messages]
+    for each in read:
+        place = {"partition": each.partition_id, "offset": each.offset}
         found.append(
             {
                 "message": None if each.message is None else shown_message(each.message, "auto"),
                 "place": f"partition {each.partition_id}, offset {each.offset}",
                 "problem": each.problem,
                 "edited": each.edited,
-                "failure": "" if failure is None else f"{failure.kind}: {failure.text}",
-                "edit": edit,
+                "failure": _failure_text(each.failure),
+                "edit": href("act", "edit", subject=subject, group=name, **place),
             }
         )
-    given = {"subject": subject, "group": name, "partition": number} | {
-        each: query[each] for each in ("key_hex", "no_key", "dead") if each in query
-    }
+    given = {"subject": subject, "group": name, "partition": number, **_selector(key)}
     return Page(
         title=key_text(key) if key is not None else "Dead letters",
         trail=(
-            ROOT,
-            Link(subject, href("subjects", subject)),
-            Link(name, href("subjects", subject, "groups", name)),
+            *_trail(subject, name),
             Link("Parked keys", href("subjects", subject, "groups", name, "parked")),
         ),
         section="subjects",
@@ -218,7 +176,7 @@ async def parked_messages(feed: Feed, names: Mapping[str, str], query: Mapping[s
             Link("Redrive", href("act", "redrive", **given)),
             Link("Skip", href("act", "skip", **given), is_destructive=True),
         ),
-        facts=(("Last error", Cell(failures[0], tone="bad")),) if failures else (),
+        facts=(("Last error", Cell(_failure_text(newest), tone="bad")),) if newest else (),
         template="parked_messages.html",
         extra={"found": found},
         is_live=False,

@@ -3,24 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 
 import msgspec
 from msgspec.structs import replace
 
-from ...admin import OperationView, PartitionDescription, SubjectDescription
+from ...admin import (
+    GroupSummary,
+    OperationView,
+    PartitionDescription,
+    PartitionProgress,
+    SubjectDescription,
+)
 from ...protocol.errors import AccessDeniedError, PartitionUnknownError
 from ...protocol.operations import ROUTE_FINAL, OperationState
 from ...protocol.routing import PartitionState
 from ...protocol.text import listed, parse_number
+from ..acts.table import act_form
 from ..cluster import ClusterSample
 from ..feed import BROKER_S, Feed
 from ..lineage import draw_lineage, fetch_lineage
-from ..page import Cell, Link, Page, PageColumn, Sentence, Table, TableRow, href, window
+from ..page import Cell, Link, Page, Sentence, Table, href, table
 from ..shown import count, rate
+from .cells import (
+    broker_cell,
+    failing_cell,
+    group_cell,
+    kept_cell,
+    or_none_cell,
+    partition_cell,
+    state_cell,
+    subject_cell,
+    sum_cell,
+    warn_cell,
+)
 
 OPERATIONS_SHOWN = 10
+CHOICES_MAX = 100
+"""How many groups can be chosen by name for a question."""
 ROOT = Link("Subjects", href("subjects"))
 
 
@@ -28,53 +49,50 @@ async def subjects(feed: Feed, _names: Mapping[str, str], query: Mapping[str, st
     """Return the list of subjects."""
     sample = await feed.cluster()
     searched = query.get("name", "")
-    found = [each for each in sample.subjects.values() if searched in each.subject]
-    rows = [
-        TableRow(
-            each.subject,
+    trends = feed.trends
+    listed_subjects = table(
+        "subjects",
+        "Subjects",
+        [each for each in sample.subjects.values() if searched in each.subject],
+        lambda each: each.subject,
+        (
+            ("Subject", lambda each: subject_cell(each.subject)),
+            ("#Partitions", lambda each: each.summary.partitions),
+            ("#Stored", lambda each: rate(trends.rate(("end", each.subject)))),
             (
-                Cell(each.subject, href("subjects", each.subject)),
-                Cell(count(each.summary.partitions)),
-                Cell(rate(feed.trends.rate(("end", each.subject)))),
-                Cell(
+                "Last minute",
+                lambda each: Cell(
                     "messages stored each second, in the last minute",
-                    series=feed.trends.rates(("end", each.subject)),
+                    series=trends.rates(("end", each.subject)),
                 ),
-                Cell(count(each.stored), tone="muted" if each.unknown else ""),
-                Cell(count(len(each.groups))),
-                _lag_cell(sum(group.lag for group in each.groups.values())),
             ),
-        )
-        for each in found
-    ]
-    shown, pager = window(rows, query, href("subjects"))
-    table = Table(
-        name="subjects",
-        caption="Subjects",
-        columns=(
-            PageColumn("Subject"),
-            PageColumn("Partitions", is_number=True),
-            PageColumn("Stored", is_number=True),
-            PageColumn("Last minute"),
-            PageColumn("Messages kept", is_number=True),
-            PageColumn("Groups", is_number=True),
-            PageColumn("Lag", is_number=True),
+            (
+                "#Messages kept",
+                lambda each: kept_cell(each.stored, is_partial=each.unknown),
+            ),
+            ("#Groups", lambda each: len(each.groups)),
+            (
+                "#Lag",
+                lambda each: sum_cell(
+                    sum(group.lag for group in each.groups.values()), is_partial=each.unknown
+                ),
+            ),
         ),
-        rows=shown,
         empty=(
             f"No subject has “{searched}” in its name."
             if searched
             else "There is no subject yet. Create one here, or with:"
         ),
         empty_command="" if searched else "keylane subject create orders --partitions 4",
-        pager=pager,
+        query=query,
+        path=href("subjects"),
     )
     return Page(
         title="Subjects",
         section="subjects",
         unknown=tuple(map(Sentence, sample.unknown)),
         acts=(Link("Create a subject", href("act", "subject-create")),),
-        tables=(table,),
+        tables=(listed_subjects,),
         template="subjects.html",
         extra={"searched": searched},
     )
@@ -91,38 +109,37 @@ async def subject(feed: Feed, names: Mapping[str, str], query: Mapping[str, str]
     stored = sum((each.next_offset or 0) - (each.first_offset or 0) for each in kept)
     is_partial = len(kept) < len(described.partitions)
     totals = sample.subjects.get(name) if sample else None
-    group_rows = tuple(
-        TableRow(
-            each.group,
+    group_totals = totals.groups if totals else {}
+
+    def total(each: GroupSummary, field: str) -> Cell:
+        found = group_totals.get(each.group)
+        if found is None:
+            return warn_cell(None)
+        return sum_cell(getattr(found, field), is_partial=found.unknown)
+
+    trends = feed.trends
+    group_table = table(
+        "groups",
+        "Consumer groups",
+        groups,
+        lambda each: each.group,
+        (
+            ("Group", lambda each: group_cell(name, each.group)),
+            ("Strategy", lambda each: each.strategy.value),
             (
-                Cell(each.group, href("subjects", name, "groups", each.group)),
-                Cell(each.strategy.value),
-                Cell(count(each.sessions), tone="" if each.sessions else "warn"),
-                _lag_cell(
-                    total.lag if (total := totals and totals.groups.get(each.group)) else None
-                ),
-                Cell(
-                    "lag of the last minute", series=feed.trends.values(("lag", name, each.group))
-                ),
-                Cell(rate(feed.trends.rate(("acked", name, each.group)))),
-                Cell(count(total.parked if total else None)),
+                "#Consumers",
+                lambda each: Cell(count(each.sessions), tone="" if each.sessions else "warn"),
             ),
-        )
-        for each in groups
-    )
-    group_table = Table(
-        name="groups",
-        caption="Consumer groups",
-        columns=(
-            PageColumn("Group"),
-            PageColumn("Strategy"),
-            PageColumn("Consumers", is_number=True),
-            PageColumn("Lag", is_number=True),
-            PageColumn("Last minute"),
-            PageColumn("Acked", is_number=True),
-            PageColumn("Parked", is_number=True),
+            ("#Lag", lambda each: total(each, "lag")),
+            (
+                "Last minute",
+                lambda each: Cell(
+                    "lag of the last minute", series=trends.values(("lag", name, each.group))
+                ),
+            ),
+            ("#Acked", lambda each: rate(trends.rate(("acked", name, each.group)))),
+            ("#Parked", lambda each: total(each, "parked")),
         ),
-        rows=group_rows,
         empty="No consumer group reads this subject. Start a consumer:",
         empty_command=f"keylane consume {name} --group GROUP",
     )
@@ -132,7 +149,7 @@ async def subject(feed: Feed, names: Mapping[str, str], query: Mapping[str, str]
         trail=(ROOT,),
         section="subjects",
         tabs=tabs(name),
-        unknown=_problems(described),
+        unknown=problems(described.partitions),
         acts=(
             Link("Grow", href("act", "grow", subject=name))
             if described.static
@@ -144,7 +161,7 @@ async def subject(feed: Feed, names: Mapping[str, str], query: Mapping[str, str]
         ),
         facts=(
             ("Stored", Cell(rate(feed.trends.rate(("end", name))))),
-            ("Messages kept", Cell(f"{count(stored)}{' or more' if is_partial else ''}")),
+            ("Messages kept", kept_cell(stored, is_partial=is_partial)),
             ("Queues" if described.static else "Open partitions", Cell(count(open_count))),
             ("Order", Cell(described.order_strategy.value)),
             ("Kept until", Cell(_RETENTION[described.retention.value])),
@@ -156,7 +173,14 @@ async def subject(feed: Feed, names: Mapping[str, str], query: Mapping[str, str]
             _partition_table(described, query),
             operation_table("Latest operations", operations[:OPERATIONS_SHOWN]),
         ),
-        extra={"tab": "Subject"},
+        extra={
+            "tab": "Subject",
+            "question": act_form(
+                "why",
+                {"subject": name, "group": groups[0].group if len(groups) == 1 else ""},
+                {"group": [each.group for each in groups[:CHOICES_MAX]]},
+            ),
+        },
     )
 
 
@@ -180,87 +204,66 @@ async def cluster_or_none(feed: Feed) -> ClusterSample | None:
         return None
 
 
-def _lag_cell(lag: int | None) -> Cell:
-    return Cell(count(lag), tone="warn" if lag else "")
-
-
-def _problems(described: SubjectDescription) -> tuple[Sentence, ...]:
-    return tuple(map(Sentence, sorted({p.problem for p in described.partitions if p.problem})))
+def problems(
+    partitions: Iterable[PartitionDescription | PartitionProgress],
+) -> tuple[Sentence, ...]:
+    """Return why brokers have not told of some partitions."""
+    return tuple(map(Sentence, sorted({each.problem for each in partitions if each.problem})))
 
 
 def _partition_table(described: SubjectDescription, query: Mapping[str, str]) -> Table:
     name = described.subject
-    rows = [
-        TableRow(
-            str(each.partition_id),
-            (
-                Cell(
-                    str(each.partition_id),
-                    href("subjects", name, "partitions", each.partition_id),
-                ),
-                Cell(f"{each.range_start}–{each.range_end - 1}"),
-                Cell(each.state.value, tone="" if each.state is PartitionState.OPEN else "muted"),
-                Cell(each.broker_group, href("brokers", each.broker_group)),
-                Cell(count(each.first_offset)),
-                Cell(count(each.next_offset)),
-                Cell(listed(each.parents) if each.parents else "–", tone="muted"),
-            ),
-        )
-        for each in described.partitions
-    ]
-    shown, pager = window(rows, query, href("subjects", name))
-    return Table(
-        name="partitions",
-        caption="Partitions",
-        columns=(
-            PageColumn("Partition"),
-            PageColumn("Logical partitions"),
-            PageColumn("State"),
-            PageColumn("Broker"),
-            PageColumn("First offset", is_number=True),
-            PageColumn("End offset", is_number=True),
-            PageColumn("Continues"),
+    return table(
+        "partitions",
+        "Partitions",
+        described.partitions,
+        lambda each: str(each.partition_id),
+        (
+            ("Partition", lambda each: partition_cell(name, each.partition_id)),
+            ("Logical partitions", lambda each: f"{each.range_start}–{each.range_end - 1}"),
+            ("State", lambda each: state_cell(each.state.value)),
+            ("Broker", lambda each: broker_cell(each.broker_group)),
+            ("#First offset", lambda each: each.first_offset),
+            ("#End offset", lambda each: each.next_offset),
+            ("Continues", lambda each: _parents_cell(each.parents)),
         ),
-        rows=shown,
         empty="It has no partition: its creation is not finished, or has failed.",
         empty_command=f"keylane subject create {name}",
-        pager=pager,
+        query=query,
+        path=href("subjects", name),
     )
+
+
+def _parents_cell(parents: Sequence[int]) -> Cell:
+    return or_none_cell(listed(parents) if parents else "", "muted")
 
 
 def operation_table(caption: str, operations: Sequence[OperationView]) -> Table:
     """Return the table of operations."""
-    rows = tuple(
-        TableRow(
-            f"{each.operation_id}",
+
+    def cancel(each: OperationView) -> Cell:
+        if each.state is not OperationState.PLAN:
+            return Cell("")
+        return Cell("cancel", href("act", "operation-cancel", id=each.operation_id))
+
+    return table(
+        caption.partition(" ")[0].lower(),
+        caption,
+        operations,
+        lambda each: str(each.operation_id),
+        (
+            ("Operation", lambda each: str(each.operation_id)),
+            ("Kind", lambda each: each.kind.value),
             (
-                Cell(str(each.operation_id)),
-                Cell(each.kind.value),
-                Cell(
-                    each.state.value,
-                    tone="good" if each.state is OperationState.DONE else "",
+                "State",
+                lambda each: Cell(
+                    each.state.value, tone="good" if each.state is OperationState.DONE else ""
                 ),
-                Cell(f"{len(each.sealed)} → {len(each.children)}"),
-                Cell(each.problem or "–", tone="warn" if each.problem else "muted"),
-                Cell("cancel", href("act", "operation-cancel", id=each.operation_id))
-                if each.state is OperationState.PLAN
-                else Cell("", tone="muted"),
             ),
-        )
-        for each in operations
-    )
-    return Table(
-        name=caption.partition(" ")[0].lower(),
-        caption=caption,
-        columns=(
-            PageColumn("Operation"),
-            PageColumn("Kind"),
-            PageColumn("State"),
-            PageColumn("Partitions"),
-            PageColumn("Waits for"),
-            PageColumn("Cancel"),
+            ("Partitions", lambda each: f"{len(each.sealed)} → {len(each.children)}"),
+            ("Waits for", lambda each: or_none_cell(each.problem or "", "warn")),
+            ("Cancel", cancel),
         ),
-        rows=rows,
         empty="Its partitions were never changed.",
     )
 
@@ -279,41 +282,28 @@ async def partition(feed: Feed, names: Mapping[str, str], _query: Mapping[str, s
     groups = await asyncio.gather(
         *(feed.group(name, each.group) for each in summaries[:GROUPS_SHOWN])
     )
-    rows = tuple(
-        TableRow(
-            group.group,
+    progress = table(
+        "progress",
+        "Progress of consumer groups",
+        [
+            (group.group, progress)
+            for group in groups
+            for progress in group.partitions
+            if progress.partition_id == number
+        ],
+        lambda each: each[0],
+        (
+            ("Group", lambda each: group_cell(name, each[0])),
             (
-                Cell(group.group, href("subjects", name, "groups", group.group)),
-                Cell(progress.owner or "nobody", tone="" if progress.owner else "warn"),
-                Cell(count(progress.token)),
-                Cell(count(progress.offset)),
-                _lag_cell(progress.lag),
-                Cell(count(progress.parked)),
-                Cell(
-                    "–"
-                    if progress.failing is None
-                    else f"offset {progress.failing.offset}: {progress.failing.kind}",
-                    tone="muted" if progress.failing is None else "bad",
-                ),
+                "Owner",
+                lambda each: Cell(each[1].owner or "nobody", tone="" if each[1].owner else "warn"),
             ),
-        )
-        for group in groups
-        for progress in group.partitions
-        if progress.partition_id == number
-    )
-    table = Table(
-        name="progress",
-        caption="Progress of consumer groups",
-        columns=(
-            PageColumn("Group"),
-            PageColumn("Owner"),
-            PageColumn("Token", is_number=True),
-            PageColumn("Next offset", is_number=True),
-            PageColumn("Lag", is_number=True),
-            PageColumn("Parked", is_number=True),
-            PageColumn("Keeps failing"),
+            ("#Token", lambda each: each[1].token),
+            ("#Next offset", lambda each: each[1].offset),
+            ("#Lag", lambda each: warn_cell(each[1].lag)),
+            ("#Parked", lambda each: warn_cell(each[1].parked)),
+            ("Keeps failing", lambda each: failing_cell(each[1].failing)),
         ),
-        rows=rows,
         empty="No consumer group reads this subject.",
     )
     return Page(
@@ -325,12 +315,12 @@ async def partition(feed: Feed, names: Mapping[str, str], _query: Mapping[str, s
         facts=(
             ("State", Cell(found.state.value)),
             ("Logical partitions", Cell(f"{found.range_start}–{found.range_end - 1}")),
-            ("Broker", Cell(found.broker_group, href("brokers", found.broker_group))),
+            ("Broker", broker_cell(found.broker_group)),
             ("First offset", Cell(count(found.first_offset))),
             ("End offset", Cell(count(found.next_offset))),
             ("Continues", Cell(listed(found.parents) if found.parents else "nothing")),
         ),
-        tables=(table,),
+        tables=(progress,),
     )
 
 
@@ -359,44 +349,37 @@ async def lineage(feed: Feed, names: Mapping[str, str], query: Mapping[str, str]
         ("lineage", name), lambda: fetch_lineage(feed.admin, name, within_s=BROKER_S)
     )
     history = facts.history
-    rows = [
-        TableRow(
-            str(each.partition.partition_id),
+    every = table(
+        "history",
+        "Every partition that the subject ever had",
+        history.partitions,
+        lambda each: str(each.partition.partition_id),
+        (
+            ("Partition", lambda each: str(each.partition.partition_id)),
             (
-                Cell(str(each.partition.partition_id)),
-                Cell(f"{each.partition.range_start}–{each.partition.range_end - 1}"),
-                Cell("lost" if each.lost else each.partition.state.value),
-                Cell(each.partition.broker_group, href("brokers", each.partition.broker_group)),
-                Cell(
-                    listed(each.partition.parents) if each.partition.parents else "–", tone="muted"
-                ),
-                Cell(count(each.end_offset) if each.end_offset is not None else "–", tone="muted"),
+                "Logical partitions",
+                lambda each: f"{each.partition.range_start}–{each.partition.range_end - 1}",
             ),
-        )
-        for each in history.partitions
-    ]
-    shown, pager = window(rows, query, href("subjects", name, "lineage"))
-    table = Table(
-        name="history",
-        caption="Every partition that the subject ever had",
-        columns=(
-            PageColumn("Partition"),
-            PageColumn("Logical partitions"),
-            PageColumn("State"),
-            PageColumn("Broker"),
-            PageColumn("Continues"),
-            PageColumn("End offset", is_number=True),
+            ("State", lambda each: "lost" if each.lost else each.partition.state.value),
+            ("Broker", lambda each: broker_cell(each.partition.broker_group)),
+            ("Continues", lambda each: _parents_cell(each.partition.parents)),
+            (
+                "#End offset",
+                lambda each: or_none_cell(
+                    "" if each.end_offset is None else count(each.end_offset), "muted"
+                ),
+            ),
         ),
-        rows=shown,
         empty="It has no partition yet.",
-        pager=pager,
+        query=query,
+        path=href("subjects", name, "lineage"),
     )
     return Page(
         title=name,
         trail=(ROOT,),
         section="subjects",
         tabs=tabs(name),
-        tables=(table,),
+        tables=(every,),
         template="lineage.html",
         extra={"tab": "Lineage"},
         drawing=draw_lineage(facts, with_style=False),

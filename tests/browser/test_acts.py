@@ -107,8 +107,15 @@ async def test_parked_key_is_edited_redriven_and_skipped(browser, filled):
         await seen.page.click("button[value=do]")
         await seen.see("will be handled again")
         await seen.open(f"/act/skip?subject=orders&group=mails&key_hex={b'customer-5'.hex()}")
+        await seen.see("customer-5", ".fixed")
+        await seen.see(f"hex {b'customer-5'.hex()}", ".fixed")
         await seen.page.check("[name=all_messages]")
         await seen.page.fill("#typed", "mails")
+        await seen.page.click("button[value=do]")
+        await seen.see("type customer-5 to confirm", "[role=alert]")
+        assert await seen.axe() == []
+        await seen.picture("skip-key")
+        await seen.page.fill("#typed", "customer-5")
         await seen.page.click("button[value=do]")
         await seen.see("10 messages skipped")
         consumer = Consumer(filled.meta, subject="orders", group="mails", handler=handle)
@@ -119,6 +126,65 @@ async def test_parked_key_is_edited_redriven_and_skipped(browser, filled):
 
             await until(is_empty)
         assert got[0] == b"repaired"
+
+
+@pytest.mark.parametrize("look", ["light", "dark", "phone"])
+async def test_question_for_a_key_is_answered_as_the_command_answers(browser, filled, look):
+    options = {"color_scheme": "dark" if look == "dark" else "light"}
+    if look == "phone":
+        options["viewport"] = {"width": 390, "height": 844}
+    async with watched_page(browser, filled.meta, **options) as seen, Admin(filled.meta) as admin:
+        await seen.open("/subjects/orders/groups/mails", live=True)
+        assert await seen.axe() == []
+        await seen.page.fill("#field-key", "customer-7")
+        await seen.see("keylane why orders --group mails --key customer-7", "#command")
+        await seen.picture(f"question-{look}")
+        await seen.page.click("button[value=do]")
+        explained = await admin.why("orders", "mails", key="customer-7")
+        await seen.see("mails on orders, key customer-7", ".answer")
+        await seen.see(explained.causes[0].step, ".answer")
+        text = await seen.text(".answer")
+        said = explained.causes[0].text[1:].partition(" left ")[0]
+        assert said.partition(" stored ")[0] in text  # its age is another one
+        assert await seen.axe() == []
+        page, window = await seen.width()
+        assert page <= window
+        await seen.picture(f"answer-{look}")
+        await seen.page.fill("#field-key", "00zz")
+        await seen.page.check("[name=hex]")
+        await seen.page.click("button[value=do]")
+        await seen.see("not hexadecimal", "[role=alert]")
+        await seen.page.fill("#field-key", b"customer-3".hex())
+        await seen.see(f"--key-hex {b'customer-3'.hex()}", "#command")
+        await seen.page.click("button[value=do]")
+        await seen.see("key customer-3", ".answer h2")
+
+
+async def test_question_on_the_page_of_a_subject_names_the_group(browser, filled):
+    async with watched_page(browser, filled.meta) as seen:
+        await seen.open("/subjects/orders", live=True)
+        choices = await seen.page.locator("#field-group-choices option").evaluate_all(
+            "found => found.map(each => each.value)"
+        )
+        assert {"mails", "reports"} <= set(choices)
+        await seen.page.fill("#field-group", "reports")
+        await seen.page.fill("#field-key", "customer-1")
+        await seen.see("--group reports --key customer-1", "#command")
+        await seen.page.click("button[value=do]")
+        await seen.see("reports on orders, key customer-1", ".answer")
+        await seen.page.click("text=Back")
+        await seen.see("Progress by partition")
+
+
+async def test_question_that_is_typed_outlives_a_redrawn_page(browser, filled):
+    async with watched_page(browser, filled.meta) as seen, Admin(filled.meta) as admin:
+        await seen.open("/subjects/orders", live=True)
+        await seen.page.locator("#field-key").press_sequentially("cust")
+        await admin.create_group("orders", "appears")
+        await seen.see("appears", "table")
+        await seen.page.keyboard.type("omer-9")
+        assert await seen.page.input_value("#field-key") == "customer-9"
+        await admin.delete_group("orders", "appears")
 
 
 async def test_broker_is_cordoned_and_evacuated_with_the_plan_first(browser, filled):

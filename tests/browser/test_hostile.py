@@ -82,6 +82,11 @@ def pages() -> list[str]:
         f"/act/group-suspend?subject={LONG}&group={LONG}&client={client}",
         f"/act/resize?subject={quote(HOSTILE)}&partitions={quote(HOSTILE)}",
         f"/act/redrive?subject={LONG}&group={LONG}&key_hex={key_hex}",
+        f"/act/skip?subject={LONG}&group={LONG}&key_hex={key_hex}",
+        f"/act/skip?subject={quote(HOSTILE)}&group={quote(HOSTILE)}&no_key=on&error={quote(HOSTILE)}",
+        f"/act/skip?subject={LONG}&group={LONG}&key_hex={quote(HOSTILE)}&dead=on",
+        f"/act/why?subject={LONG}&group={LONG}&key={quote(HOSTILE)}",
+        f"/act/why?subject={quote(HOSTILE)}&group={quote(HOSTILE)}&key={key_hex}&hex=on",
         f"/act/{quote(HOSTILE, safe='')}",
     ]
 
@@ -99,6 +104,21 @@ async def test_pages_execute_nothing_of_a_user_and_keep_their_width(browser, hos
             text = await seen.text("body")
             assert not set("\x1b\u202e\u202c\u2028\x00") & set(text), path
             await seen.picture(f"hostile-{number}-{width}")
+
+
+async def test_answer_about_a_hostile_key_is_text(browser, hostile):
+    async with watched_page(browser, hostile.meta, viewport={"width": 390, "height": 844}) as seen:
+        await seen.open(f"/subjects/{LONG}/groups/{LONG}", live=True)
+        await seen.page.fill("#field-key", KEY.hex())
+        await seen.page.check("[name=hex]")
+        await seen.page.click("button[value=do]")
+        await seen.see("\\u202eevil", ".answer h2")
+        await seen.see("EvilError", ".answer")
+        assert await seen.page.locator("main img, main script, main b, main i").count() == 0
+        assert not set("\x1b\u202e\u202c\u2028\x00") & set(await seen.text("body"))
+        page, window = await seen.width()
+        assert page <= window
+        await seen.picture("hostile-answer")
 
 
 async def test_key_is_shown_apart_from_the_text_around_it(browser, hostile):

@@ -31,6 +31,25 @@ async def test_cells_change_without_a_new_page(browser, own_cluster):
         assert await seen.page.evaluate("window.mark") == 1
 
 
+async def test_lineage_is_drawn_while_a_resize_waits_and_when_it_is_done(browser, own_cluster):
+    """A broker that hangs holds the resize up."""
+    await fill(own_cluster.meta, "orders")
+    async with watched_page(browser, own_cluster.meta) as seen, Admin(own_cluster.meta) as admin:
+        await seen.open("/subjects/orders/lineage", live=True)
+        await seen.page.evaluate("window.mark = 1")
+        await seen.see("4 open partitions, 4 ever", "svg.kl text")
+        assert await seen.page.locator("svg.kl .kl-planned").count() == 0
+        pause(own_cluster.brokers[1].process.pid)
+        operation = await admin.resize("orders", 6)
+        await seen.page.locator("svg.kl rect.kl-planned").first.wait_for()
+        await seen.picture("lineage-resize")
+        resume(own_cluster.brokers[1].process.pid)
+        await admin.wait(operation)
+        await seen.see("6 open partitions, 10 ever", "svg.kl text")
+        assert await seen.page.locator("svg.kl .kl-planned").count() == 0
+        assert await seen.page.evaluate("window.mark") == 1
+
+
 async def test_page_says_since_when_it_is_stale_and_comes_back(browser, own_cluster):
     await fill(own_cluster.meta, "orders")
     async with watched_page(browser, own_cluster.meta) as seen:
@@ -95,3 +114,20 @@ async def test_hidden_page_asks_nothing(browser, own_cluster):
             return await seen.page.evaluate("document.documentElement.dataset.renewed") != before
 
         await until(is_renewed)
+
+
+async def test_page_that_cannot_be_drawn_anew_tries_again_without_an_error(browser, own_cluster):
+    await fill(own_cluster.meta, "orders")
+    async with watched_page(browser, own_cluster.meta) as seen, Admin(own_cluster.meta) as admin:
+        await seen.open("/subjects", live=True)
+        failed: list[str] = []
+        seen.page.on("requestfailed", lambda request: failed.append(request.url))
+        await seen.page.route("**/console/subjects", lambda route: route.abort())
+        await admin.create_subject("another")
+
+        async def has_failed() -> bool:
+            return bool(failed)
+
+        await until(has_failed)
+        await seen.page.unroute("**/console/subjects")
+        await seen.see("another")

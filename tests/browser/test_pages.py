@@ -21,13 +21,17 @@ PAGES = {
         ["The newest messages", "customer-", "bytes, as JSON"],
     ),
     "partition": ("/subjects/orders/partitions/1", ["Progress of consumer groups", "mails"]),
-    "group": ("/subjects/orders/groups/mails", ["keys are parked", "Progress by partition"]),
+    "group": ("/subjects/orders/groups/mails", ["keys have been parked", "Progress by partition"]),
     "parked": ("/subjects/orders/groups/mails/parked", ["customer-3", "BadError", "redrive"]),
     "parked-messages": (
         f"/subjects/orders/groups/mails/parked/messages?key_hex={b'customer-3'.hex()}",
         ["customer-3", "no price for item 7", "Edit"],
     ),
     "consumers": ("/consumers", ["No consumer is alive", "keylane consume"]),
+    "consumer": (
+        "/consumer?subject=orders&group=mails&client=gone",
+        ["gone", "It has left", "It has no partition"],
+    ),
     "brokers": ("/brokers", ["g1", "g2", "available"]),
     "broker": ("/brokers/g1", ["Partitions that it hosts", "orders"]),
     "resize": ("/act/resize?subject=orders&partitions=6", ["keylane subject resize orders"]),
@@ -119,6 +123,13 @@ async def test_messages_are_found_by_key_offset_and_time_and_shown_in_each_form(
         await seen.open("/subjects/orders/messages?start=earliest&key=customer-4&form=hex")
         await seen.page.locator("summary").first.click()
         assert "7b 22 6f 72 64 65 72" in await seen.text("details[open] pre")
+        key_hex = b"customer-4".hex()
+        await seen.open(f"/subjects/orders/messages?start=earliest&key={key_hex}&key_as=hex")
+        assert await seen.page.locator("ol.messages > li").count() == 10
+        follow = await seen.page.get_attribute("a:has-text('Follow')", "href")
+        assert f"key={key_hex}&key_as=hex" in follow
+        await seen.open("/subjects/orders/messages?key=customer-4&key_as=hex")
+        await seen.see("the key is not hexadecimal")
         await seen.open("/subjects/orders/messages?start=2&partition=1")
         assert "partition 1, offset 2" in await seen.text("ol.messages > li:first-child")
         await seen.open("/subjects/orders/messages?start=-1h")

@@ -54,7 +54,7 @@ async def busy(tmp_path_factory):
 async def test_pictures_show_a_cluster_at_work(browser, busy):
     async with watched_page(browser, busy.meta) as seen:
         await seen.open("", live=True)
-        await seen.see("keys are parked")
+        await seen.see("keys have been parked")
         await seen.page.wait_for_timeout(15_000)  # the charts need some points
         await seen.picture("overview")
         await seen.open("/act/resize?subject=orders&partitions=6")

@@ -145,6 +145,41 @@ async def test_open_page_says_that_its_sign_in_has_ended(browser, guarded):
             await seen.see("Your sign-in has ended", "#stale")
 
 
+async def test_tail_ends_with_its_sign_in_and_asks_no_more(browser, guarded):
+    async with guarded.admin() as admin:
+        made = await admin.create_token("operator4")
+        await admin.grant("operator4", "read")
+        async with watched_page(browser, guarded.meta) as seen:
+            await sign_in(seen, made.token, "/subjects/orders/messages?follow=on")
+            await seen.see("waiting for messages", "#tail-state")
+            asked: list[str] = []
+            seen.page.on("request", lambda request: asked.append(request.url))
+            await admin.revoke_token(made.view.token_id)
+            await seen.see("Your sign-in has ended", "#tail-state")
+            await seen.page.wait_for_timeout(5_000)
+            assert asked == []
+            await seen.picture("tail-signed-out")
+            await seen.page.click("text=Sign in again")
+            await seen.see("Access token")
+            await seen.page.fill("#token", guarded.admin_token)
+            await seen.page.click("button:has-text('Sign in')")
+            await seen.see("waiting for messages", "#tail-state")
+
+
+async def test_tail_that_is_refused_says_that_the_sign_in_has_ended(browser, guarded):
+    async with watched_page(browser, guarded.meta) as seen:
+        await sign_in(seen, guarded.admin_token, "/subjects/orders/messages?follow=on")
+        await seen.see("waiting for messages", "#tail-state")
+        await seen.page.click("#tail-toggle")
+        await seen.page.context.clear_cookies()
+        await seen.page.click("#tail-toggle")
+        await seen.see("Your sign-in has ended", "#tail-state")
+        asked: list[str] = []
+        seen.page.on("request", lambda request: asked.append(request.url))
+        await seen.page.wait_for_timeout(5_000)
+        assert asked == []
+
+
 async def test_host_that_is_not_the_servers_is_refused(guarded):
     """A page of another site whose name leads here would have the origin of the console."""
     import aiohttp

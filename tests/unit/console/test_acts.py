@@ -1,13 +1,15 @@
 """The command beside a button is one that the command line understands, and quotes what it must."""
 
 import shlex
+from types import SimpleNamespace
 
 import click
 import pytest
 
 from keylane.cli.main import app
-from keylane.console.acts.act import command_text, number_of, numbers_of, option
-from keylane.console.acts.table import ACTS
+from keylane.console.acts import parked
+from keylane.console.acts.act import Form, command_of, command_text, option
+from keylane.console.acts.table import ACTS, act_form
 from keylane.protocol.errors import InvalidRequestError
 
 VALUES = {
@@ -49,6 +51,7 @@ VALUES = {
     "connections": "7",
     "sessions": "8",
     "for_subjects": "",
+    "key": "ada",
 }
 FULL = {"redrive": {"all": ""}, "group-reset": {"to": "-1h"}}
 
@@ -70,9 +73,9 @@ def parsed(words: list[str]) -> dict[str, object]:
 def test_command_of_an_act_is_understood_by_the_command_line(name):
     given = {each.name: VALUES.get(each.name, "") for each in ACTS[name].fields}
     given |= FULL.get(name, {})
-    words = ACTS[name].command(given)
+    words = command_of(ACTS[name], given)
     params = parsed(words)
-    assert shlex.split(command_text(words)) == ["keylane", *words]
+    assert shlex.split(command_text(ACTS[name], given)) == ["keylane", *words]
     texts = str(params)
     for field in ACTS[name].fields:
         value = given[field.name]
@@ -84,14 +87,14 @@ def test_command_of_an_act_is_understood_by_the_command_line(name):
 def test_command_of_an_empty_form_is_text(name):
     act = ACTS[name]
     empty = {each.name: "" for each in act.fields}
-    assert command_text(act.command(empty)).startswith("keylane ")
+    assert command_text(act, empty).startswith("keylane ")
     assert act.back(empty).startswith("/console")
+    assert act.after is None or act.after(empty).startswith("/console")
 
 
 def test_acts_that_destroy_ask_for_a_name_of_their_form():
     for name, act in ACTS.items():
-        if act.typed:
-            assert act.typed in {each.name for each in act.fields}, name
+        assert set(act.typed) <= {each.name for each in act.fields}, name
     assert {name for name, act in ACTS.items() if act.typed} >= {
         *("subject-delete", "group-delete", "group-reset", "skip", "evacuate", "token-revoke")
     }
@@ -100,12 +103,65 @@ def test_acts_that_destroy_ask_for_a_name_of_their_form():
 def test_value_that_looks_like_an_option_is_none():
     assert option("--to", "-1h") == ["--to=-1h"]
     assert option("--to", "") == []
-    assert option("--first", "1", 1) == []
+    assert option("--first", "1", "1") == []
 
 
 @pytest.mark.parametrize("text", ["", "x", "1_0", "-1", "1.5", "٣"])
 def test_number_of_a_form_is_a_whole_number(text):
     with pytest.raises(InvalidRequestError):
-        number_of({"partitions": text}, "partitions")
+        Form({"partitions": text}).number("partitions")
     with pytest.raises(InvalidRequestError):
-        numbers_of({"partitions": text and f"1 {text}"}, "partitions")
+        Form({"partitions": text and f"1 {text}"}).numbers("partitions")
+
+
+async def present(value: bytes) -> dict[str, str]:
+    """What the form that edits a parked message of this value begins with."""
+
+    async def parked_message(*_place: object) -> SimpleNamespace:
+        return SimpleNamespace(message=SimpleNamespace(value=value))
+
+    form = Form({"subject": "orders", "group": "billing", "partition": "1", "offset": "7"})
+    admin = SimpleNamespace(parked_message=parked_message)
+    return await parked.present_value(admin, form)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [b"\xff", b"two\r\nlines", b"a\rb", b"nothing\x00more"])
+async def test_value_that_a_form_would_change_is_left_to_the_command(value):
+    with pytest.raises(InvalidRequestError, match="keylane parked edit"):
+        await present(value)
+
+
+async def test_value_that_a_form_keeps_is_edited():
+    assert await present(b"\ntwo\n\tlines") == {"value": "\ntwo\n\tlines"}
+
+
+@pytest.mark.parametrize(
+    ("key", "typed", "shown"),
+    [
+        (b"customer-3", "customer-3", ("customer-3", "hex 637573746f6d65722d33")),
+        (b"\xff\x00", "ff00", ("ff00",)),
+        ("\u202eevil".encode(), "e280ae6576696c", ("e280ae6576696c",)),
+        (b" padded", "20706164646564", ("20706164646564",)),
+        (b"", "billing", ()),
+    ],
+)
+def test_key_that_is_skipped_is_named_as_it_can_be_typed(key, typed, shown):
+    form = act_form("skip", {"subject": "orders", "group": "billing", "key_hex": key.hex()})
+    assert form.typed == typed
+    (field,) = (each for each in form.act.fields if each.name == "key_hex")
+    assert not key or field.texts(key.hex()) == shown
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"key": "ada's"}, ["--key", "ada's"]),
+        ({"key": "-1"}, ["--key=-1"]),
+        ({"key": "00ff", "hex": "on"}, ["--key-hex", "00ff"]),
+        ({"key": "a\u202eb"}, ["--key-hex", "61e280ae62"]),
+        ({"key": ""}, []),
+    ],
+)
+def test_question_names_its_key_as_the_command_does(given, words):
+    asked = {"subject": "orders", "group": "billing", **given}
+    assert command_of(ACTS["why"], asked) == ["why", "orders", "--group", "billing", *words]

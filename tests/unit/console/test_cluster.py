@@ -49,9 +49,17 @@ def test_subjects_that_are_not_listed_and_expired_partitions_do_not_count():
 def test_figures_are_unknown_while_a_broker_does_not_answer():
     sample = sum_up([summary("s")], brokers(True, False), {"g1": [report(1)]})
     assert sample.subjects["s"].unknown
+    assert sample.subjects["s"].groups["g"].unknown
     assert "g2 is silent" in sample.unknown[0]
     sample = sum_up([summary("s")], brokers(True, True), {"g1": [report(1)], "g2": "no answer"})
     assert sample.unknown == ["no answer"]
+
+
+def test_figures_are_unknown_when_only_partitions_sealed_before_are_known():
+    sealed = [report(number, state=PartitionState.SEALED) for number in (1, 2)]
+    sample = sum_up([summary("s")], brokers(True, False), {"g1": sealed})
+    assert sample.subjects["s"].unknown
+    assert sample.subjects["s"].groups["g"].unknown
 
 
 def test_group_with_the_largest_lag_is_first():
@@ -66,3 +74,10 @@ def test_group_with_the_largest_lag_is_first():
     ]
     sample = sum_up([summary("s")], brokers(True), {"g1": found})
     assert [each.group for each in sample.groups()] == ["b", "a"]
+
+
+def test_of_groups_without_a_lag_those_with_parked_messages_come_first():
+    idle, parked = (GroupReport(group=name, lag=0, parked=n) for name, n in (("a", 0), ("z", 3)))
+    found = [report(1, groups=(idle, parked))]
+    sample = sum_up([summary("s")], brokers(True), {"g1": found})
+    assert [each.group for each in sample.groups()] == ["z", "a"]

@@ -1,11 +1,13 @@
 import asyncio
 
 import msgspec
+import pytest
 
-from keylane.console.live import EVENT_BYTES_MAX, Live
+from keylane.console import live as live_module
+from keylane.console.live import EVENT_BYTES_MAX, Live, encode_error
 from keylane.console.page import Cell, Page, PageColumn, Table, TableRow
 from keylane.protocol.clock import SystemClock
-from keylane.protocol.errors import StorageError, UnauthenticatedError
+from keylane.protocol.errors import OverloadedError, StorageError, UnauthenticatedError
 
 
 class CountedPage:
@@ -102,3 +104,19 @@ async def test_streams_end_when_the_console_closes():
         pass
     else:
         raise AssertionError("the stream goes on")
+
+
+async def test_stream_above_the_limit_is_refused_with_a_typed_error(monkeypatch):
+    monkeypatch.setattr(live_module, "STREAMS_MAX", 1)
+    live, source = Live(SystemClock()), CountedPage()
+    first = live.stream("p", source)
+    await next_event(first)
+    with pytest.raises(OverloadedError) as caught:
+        await anext(live.stream("p", source))
+    assert caught.value.limit == 1
+    event = msgspec.json.decode(encode_error(caught.value).removeprefix(b"data: "))
+    assert event == {"problem": caught.value.message, "code": OverloadedError.code}
+    await first.aclose()
+    again = live.stream("p", source)
+    assert "cells" in await next_event(again)
+    await again.aclose()

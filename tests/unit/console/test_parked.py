@@ -2,7 +2,13 @@
 
 from types import SimpleNamespace
 
-from keylane.admin import GroupDescription, ParkedKeyView, ParkState, PartitionProgress
+from keylane.admin import (
+    GroupDescription,
+    ParkedKeyView,
+    ParkedPage,
+    ParkState,
+    PartitionProgress,
+)
 from keylane.console.page import ROWS_MAX
 from keylane.console.views.parked import parked
 from keylane.protocol.routing import ConsumeStrategy, PartitionState
@@ -32,8 +38,9 @@ class ManyParked:
     """A feed of a group that has parked 10,000 keys on every other partition of 200."""
 
     def __init__(self) -> None:
-        self.admin = SimpleNamespace(parked=self._parked)
+        self.admin = SimpleNamespace(parked_page=self._parked_page)
         self.asked: list[int] = []
+        self.read = 0
 
     async def group(self, subject: str, group: str) -> GroupDescription:
         return GroupDescription(
@@ -45,10 +52,13 @@ class ManyParked:
             partitions=tuple(progress(number) for number in range(1, 2 * PARTITIONS + 1)),
         )
 
-    async def _parked(self, _subject: str, _group: str, *, partition_id: int, retrying: bool):
+    async def _parked_page(
+        self, _subject: str, _group: str, partition_id: int, *, first: int, count: int
+    ) -> ParkedPage:
         self.asked.append(partition_id)
-        for number in range(KEYS):
-            yield ParkedKeyView(
+        end = min(first + count, KEYS)
+        keys = tuple(
+            ParkedKeyView(
                 partition_id=partition_id,
                 key=b"%d-%d" % (partition_id, number),
                 state=ParkState.PARKED,
@@ -58,6 +68,10 @@ class ManyParked:
                 first_source=partition_id,
                 first_offset=number,
             )
+            for number in range(first, end)
+        )
+        self.read += len(keys)
+        return ParkedPage(keys=keys, following=end if end < KEYS else None)
 
 
 async def page_of(feed: ManyParked, after: str = ""):
@@ -65,13 +79,13 @@ async def page_of(feed: ManyParked, after: str = ""):
     return await parked(feed, {"subject": "s", "group": "g"}, query)  # type: ignore[arg-type]
 
 
-async def test_page_of_a_million_keys_asks_one_partition_and_leads_to_the_next():
+async def test_page_of_a_million_keys_reads_only_its_own_and_leads_to_the_next():
     feed = ManyParked()
     page = await page_of(feed)
     (table,) = page.tables
     assert len(table.rows) == ROWS_MAX
     assert table.rows[0].cells[0].text == "1-0"
-    assert feed.asked == [1]
+    assert (feed.asked, feed.read) == ([1], ROWS_MAX)
     assert table.pager is not None
     assert table.pager.after.endswith(f"after=1.{ROWS_MAX}")
 

@@ -4,7 +4,6 @@ from keylane.console.shown import (
     VALUE_BYTES_SHOWN,
     age,
     count,
-    key_text,
     parse_hex,
     preview_text,
     rate,
@@ -27,12 +26,6 @@ def test_age_has_the_largest_unit_that_says_enough():
     assert shown == ["?", "0 s", "90 s", "2 h", "3 d"]
 
 
-def test_key_is_text_or_hexadecimal():
-    assert key_text(b"") == "(no key)"
-    assert key_text(b"a\x1bb") == "a\\x1bb"
-    assert key_text(b"\xff\x00") == "0xff00"
-
-
 @pytest.mark.parametrize(
     ("value", "form", "shown"),
     [
@@ -40,6 +33,8 @@ def test_key_is_text_or_hexadecimal():
         (b'{"a":1}', "text", ('{"a":1}', "text")),
         (b"plain", "json", ("plain", "text")),
         (b"\xff\xfe", "text", ("0000  ff fe", "hex")),
+        (b"bad\xff1", "text", ("0000  62 61 64 ff 31", "hex")),
+        (b"cut\xe2\x80", "text", ("0000  63 75 74 e2 80", "hex")),
         (b"a\nb\x00\t\xe2\x80\xae", "auto", ("a\nb\\x00\t\\u202e", "text")),
         (b"", "auto", ("", "text")),
     ],
@@ -63,6 +58,7 @@ def test_preview_is_one_line():
     assert preview_text(b'{\n  "a": 1\n}') == '{ "a": 1 }'
     assert preview_text(b"x" * 10_000).endswith("…")
     assert preview_text(b"\xff\x00") == "ff 00"
+    assert preview_text(b"ab\xffcd") == "61 62 ff 63 64"
 
 
 def test_parse_hex_refuses_other_texts():

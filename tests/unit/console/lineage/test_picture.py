@@ -108,6 +108,17 @@ def test_picture_is_the_one_that_was_looked_at():
     assert draw_lineage(facts) == GOLDEN.read_text()
 
 
+def test_group_that_is_known_in_part_has_not_acked_everything():
+    story = SubjectStory()
+    story.resize(4)
+    all_but_one = "billing has acked everything on 3 of 4 partitions; of the other it is not known"
+    assert all_but_one in draw_lineage(story.facts({"billing": {}}, silent=[1]))
+    behind = "billing is at least 5 messages behind, in 1 partition; of the others it is not known"
+    assert behind in draw_lineage(story.facts({"billing": {3: 5}}, silent=[1, 2]))
+    none = "how far billing has read is not known"
+    assert none in draw_lineage(story.facts({"billing": {}}, silent=[1, 2, 3, 4]))
+
+
 changes = st.lists(
     st.one_of(
         st.tuples(st.just("resize"), st.integers(1, 200)),
