@@ -20,7 +20,7 @@ from typing import (
     get_type_hints,
 )
 
-from .completion import META_DEFAULT
+from ..protocol.address import META_DEFAULT
 from .options import MetaOption, OutputFormat, OutputOption
 from .screen import run as run_to_end
 from .screen import show_data

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..protocol.address import META_DEFAULT
+
 if TYPE_CHECKING:
     from ..admin import Admin
 
-META_DEFAULT = "127.0.0.1:7000"
-"""The metaserver that commands ask, and that completes their words, if none is named."""
 PROCESS_S = 0.45
 """Processor time, in seconds, that the command and its wait for a metaserver may take together. The
 user is waiting in a shell: including the end of the process, this amounts to half a second.

@@ -10,10 +10,11 @@ from typing import Annotated
 
 import click
 
+from ..protocol.address import META_DEFAULT
 from ..protocol.copies import COPIES_MAX
 from ..protocol.limits import TTL_MS_MAX, TTL_MS_MIN
 from .answer import CommonOptions, expand_options
-from .completion import META_DEFAULT, complete_group, complete_profile, complete_subject
+from .completion import complete_group, complete_profile, complete_subject
 from .completion_scripts import install_completion, show_completion
 from .groups import LazyGroup, PeerCommandGroup
 from .options import (
@@ -282,12 +283,15 @@ def why(
     key: Annotated[
         str | None, Option("--key", "-k", help="Order key of the messages in question.")
     ] = None,
+    key_hex: Annotated[
+        str | None, Option(metavar="HEX", help="The order key, in hexadecimal.")
+    ] = None,
     common: CommonOptions,
 ) -> None:
     """Say why messages do not arrive at a consumer group, and what to do."""
     from .commands.why import show_why
 
-    common.run(show_why, subject=subject, group=group, key=key)
+    common.run(show_why, subject=subject, group=group, key=key, key_hex=key_hex)
 
 
 @app.add()

@@ -2,8 +2,8 @@
 
     waiting for 127.0.0.1:7000, 12 s
 
-The line is printed on standard error, and only if that is a terminal, so that programs and log
-files never see it.
+The line is printed on standard error. If that is not a terminal, programs and log files see
+nothing, or a line for each change of a long wait.
 """
 
 from __future__ import annotations
@@ -18,19 +18,29 @@ from ..protocol.text import printable
 
 FIRST_S = 2.0
 EVERY_S = 0.5
+LINES_S = 10.0
+"""The shortest time between two lines where standard error is not a terminal."""
 _CLEAR = "\r\033[K"
 
 
 @contextmanager
-def showing(text: str | Callable[[], str]) -> Iterator[None]:
-    """Show a text, or what a function returns each time it is called, until the block ends."""
-    if not sys.stderr.isatty():
+def showing(text: str | Callable[[], str], *, advice: str = "") -> Iterator[None]:
+    """
+    Show a text, or what a function returns each time it is called, until the block ends.
+
+    Args:
+        advice: said once where standard error is not a terminal; without it, nothing is shown
+            there.
+    """
+    stopped = threading.Event()
+    if sys.stderr.isatty():
+        thread = threading.Thread(target=_show, args=(text, stopped, time.monotonic()))
+    elif advice:
+        thread = threading.Thread(target=_print_changes, args=(text, advice, stopped))
+    else:
         yield
         return
-    stopped = threading.Event()
-    thread = threading.Thread(
-        target=_show, args=(text, stopped, time.monotonic()), name="status", daemon=True
-    )
+    thread.daemon = True
     thread.start()
     try:
         yield
@@ -68,7 +78,7 @@ def _show(text: str | Callable[[], str], stopped: threading.Event, began_s: floa
     try:
         while not stopped.wait(pause_s):
             pause_s = EVERY_S
-            what = printable(text if isinstance(text, str) else text())
+            what = _text_now(text)
             # The cursor stays at the beginning of the line, so that the next line of the command
             # replaces this one.
             sys.stderr.write(f"{_CLEAR}{what}, {time.monotonic() - began_s:.0f} s\r")
@@ -78,3 +88,21 @@ def _show(text: str | Callable[[], str], stopped: threading.Event, began_s: floa
             sys.stderr.flush()
     except OSError:
         pass  # the terminal is gone
+
+
+def _print_changes(text: str | Callable[[], str], advice: str, stopped: threading.Event) -> None:
+    shown, pause_s = "", FIRST_S
+    try:
+        while not stopped.wait(pause_s):
+            pause_s = LINES_S
+            what = _text_now(text)
+            if what != shown:
+                line = what if shown else f"{what}. {advice}"
+                print(line, file=sys.stderr, flush=True)
+                shown = what
+    except OSError:
+        pass  # nobody reads it
+
+
+def _text_now(text: str | Callable[[], str]) -> str:
+    return printable(text if isinstance(text, str) else text())

@@ -19,13 +19,13 @@ from ...broker.app import run_follower, running_broker
 from ...broker.settings import BrokerSettings
 from ...metaserver.running import running_metaserver
 from ...metaserver.settings import MetaserverSettings
+from ...protocol.address import META_DEFAULT
 from ...protocol.errors import AddressError, DataFolderError, KeylaneError, Reason, UnavailableError
 from ...protocol.ids import check_name
 from ...protocol.text import PORT_MAX, counted
 from ...rpc.http_network import HttpNetwork
 from ...rpc.listening import check_free, check_port
 from ...rpc.program import Stop, announce_stop, print_line, run_program
-from ..completion import META_DEFAULT
 from ..connection import open_admin, wait_for_brokers
 from ..options import OutputFormat
 from ..screen import show_data, show_error, show_line

@@ -14,6 +14,7 @@ from msgspec.structs import asdict
 
 from ...admin import (
     Admin,
+    BrokerView,
     LossView,
     OperationKind,
     OperationList,
@@ -82,6 +83,9 @@ def confirm_loss(meta: str, output: OutputFormat, group: str, *, yes: bool) -> N
     async def show() -> None:
         async with open_admin(meta) as admin:
             plan = await admin.evacuate(group, accept_loss=True, dry_run=True)
+            brokers = (await admin.list_brokers()).brokers
+        for line in _copies_lines(brokers, group):
+            show_line(line, errors=True)
         losses = [(view.subject, loss) for view in plan.operations for loss in view.losses]
         for subject, loss in losses:
             show_line(_loss_text(subject, loss, planned=True), errors=True)
@@ -95,6 +99,17 @@ def confirm_loss(meta: str, output: OutputFormat, group: str, *, yes: bool) -> N
         "forever?",
         yes=yes,
     )
+
+
+def _copies_lines(brokers: Sequence[BrokerView], group: str) -> list[str]:
+    """Return what an operator should know of the copies of a folder that is to be given up."""
+    return [
+        f"Acks waited for {counted(each.folders - 1, 'copy', 'copies')} of the data folder of "
+        f"{group}, with everything that was acked. Where one is left, nothing is lost if it takes "
+        "the folder's place: keylane broker promote DIR"
+        for each in brokers
+        if each.broker_group == group and each.folders > 1
+    ]
 
 
 def _show_remaining(evacuation: OperationList, output: OutputFormat) -> None:
@@ -116,7 +131,11 @@ def _cordoned_text(group: str) -> str:
 async def _watch(admin: Admin, view: OperationView, output: OutputFormat) -> OperationView:
     """Follow an operation until the route has changed, showing each state and problem once."""
     last_shown = ("", "")
-    with showing(lambda: _progress_text(view)):
+    advice = (
+        f"keylane subject operations {view.subject} shows it; Ctrl-C leaves it going on "
+        "(--no-wait does not wait)."
+    )
+    with showing(lambda: _progress_text(view), advice=advice):
         while True:
             try:
                 async for latest_view in admin.follow(view):

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
+from ...protocol.address import META_DEFAULT
 from ...protocol.errors import ConfigError
 from ...protocol.text import counted, format_seconds, key_digest, printable
 from ..answer import expand_options
-from ..completion import META_DEFAULT, complete_subject
+from ..completion import complete_subject
 from ..groups import CommandGroup
 from ..options import MetaOption, OutputFormat, OutputOption, YesOption
 from ..parameters import Option

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from ...admin import Explanation
-from ...protocol.text import printable
+from ...protocol.text import printable, sentence
 from ...rpc.connections import gather_limited
 from ..connection import open_admin
 from ..options import OutputFormat
 from ..screen import show_data, show_line
 from ..status import showing
+from .parked.selection import Selection, key_text
 
 GROUPS_MAX = 20
 """How many groups are explained if none is named."""
 
 
 async def show_why(
-    meta: str, output: OutputFormat, *, subject: str, group: str | None, key: str | None
+    meta: str,
+    output: OutputFormat,
+    *,
+    subject: str,
+    group: str | None,
+    key: str | None,
+    key_hex: str | None,
 ) -> None:
     """
     Show why messages do not arrive: at one group, or at each group of the subject.
 
     Raises:
+        ConfigError: the key is given twice, or is not hexadecimal.
         SubjectUnknownError, GroupUnknownError
     """
+    named = key if key_hex is None else cast(bytes, Selection(key, key_hex).selected_key())
     with showing(f"asking the brokers of {subject}"):
         async with open_admin(meta) as admin:
             groups = (
@@ -31,7 +42,7 @@ async def show_why(
                 else [group]
             )
             found = await gather_limited(
-                lambda each: admin.why(subject, each, key=key), groups[:GROUPS_MAX]
+                lambda each: admin.why(subject, each, key=named), groups[:GROUPS_MAX]
             )
     if output is not OutputFormat.TABLE:
         show_data(output, found)
@@ -54,17 +65,11 @@ def lines_of(explanation: Explanation) -> list[str]:
     """Return the causes as lines, the most likely one first, each with its next step."""
     about = f"{explanation.group} on {explanation.subject}"
     if explanation.key is not None:
-        about += f", key {printable(explanation.key.decode(errors='replace'))}"
+        about += f", key {printable(key_text(explanation.key))}"
     lines = [f"{about}:"]
     for number, cause in enumerate(explanation.causes, start=1):
-        lines += [f"  {number}. {_sentence(cause.text)}", f"     → {cause.step}"]
+        lines += [f"  {number}. {sentence(cause.text)}", f"     → {cause.step}"]
     if explanation.unknown:
         lines.append("  Not known:")
-        lines += [f"  - {_sentence(text)}" for text in explanation.unknown]
+        lines += [f"  - {sentence(text)}" for text in explanation.unknown]
     return lines
-
-
-def _sentence(text: str) -> str:
-    """Return a text that begins with a capital letter, unless it begins with a name."""
-    first, _, _ = text.partition(" ")
-    return text[0].upper() + text[1:] if first.isalpha() and first.islower() else text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 from rich.text import Text
@@ -15,8 +16,18 @@ from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Input, Static
 
 from .asker import Asker
-from .board import GroupDetail, Problem, age_text
-from .tables import BROKERS, GROUPS, PARTITIONS, SUBJECTS, TableView, arrange, problem_lines
+from .board import GroupDetail, Problem, age_text, to_problem
+from .tables import (
+    ALL_IS_WELL,
+    BROKERS,
+    GROUPS,
+    LOOKING,
+    PARTITIONS,
+    SUBJECTS,
+    TableView,
+    arrange,
+    problem_lines,
+)
 
 Row = TypeVar("Row")
 REDRAW_S = 1.0
@@ -60,6 +71,10 @@ class Section(Vertical, Generic[Row]):
         self._rows = rows
         self._caption = Static(classes="caption", markup=False)
         self._shown: tuple[object, ...] = ()
+        self._row = 0
+        """The row of the cursor after the table was last drawn."""
+        self._follows = False
+        """True if the user has moved the cursor to a row, which it then stays on."""
         self.table = kind(cursor_type="row")
 
     def compose(self) -> ComposeResult:
@@ -76,6 +91,8 @@ class Section(Vertical, Generic[Row]):
             return
         self._shown = (arranged.titles, arranged.rows)
         chosen, top = self.chosen, self.table.scroll_y
+        if self.table.cursor_row != self._row:
+            self._follows = self.table.cursor_row > 0
         with self.app.batch_update():
             self.table.clear(columns=True)
             for title, width in zip(arranged.titles, arranged.widths, strict=True):
@@ -83,8 +100,9 @@ class Section(Vertical, Generic[Row]):
             for key, cells in arranged.rows:
                 self.table.add_row(*map(Text, cells), key=key)
             keys = [key for key, _ in arranged.rows]
-            if chosen in keys:
-                self.table.move_cursor(row=keys.index(chosen), scroll=False)
+            self._follows = self._follows and chosen in keys
+            self._row = keys.index(chosen) if self._follows and chosen is not None else 0
+            self.table.move_cursor(row=self._row, scroll=False)
             self.table.scroll_to(y=top, animate=False)
 
     @property
@@ -108,10 +126,24 @@ class TableScreen(Screen[None]):
         Binding("tab", "app.focus_next", "next table", key_display="tab"),
     ]
 
-    def __init__(self, asker: Asker) -> None:
+    def __init__(
+        self,
+        asker: Asker,
+        *,
+        head: Callable[[], str],
+        problems: Callable[[], Sequence[Problem]],
+        otherwise: Callable[[], str],
+    ) -> None:
+        """
+        Args:
+            head: returns the first line.
+            problems: returns what is wrong.
+            otherwise: returns the line that is shown if nothing is.
+        """
         super().__init__()
         self.asker = asker
         self.sections: list[Section[Any]] = []
+        self._head_text, self._find_problems, self._otherwise = head, problems, otherwise
         self._head = Static(id="head", markup=False)
         self._problems = Static(id="problems", markup=False)
         self._filter = Input(
@@ -137,9 +169,9 @@ class TableScreen(Screen[None]):
         """Draw everything anew."""
         if not self.is_current:
             return
-        self._head.update(self.head())
-        lines = problem_lines(self.problems(), self.size.width, self.problem_lines_max)
-        self._problems.update("\n".join(lines))
+        self._head.update(self._head_text())
+        lines = problem_lines(self._find_problems(), self.size.width, self.problem_lines_max)
+        self._problems.update("\n".join(lines or [self._otherwise()]))
         for section in self.sections:
             section.show()
 
@@ -147,14 +179,6 @@ class TableScreen(Screen[None]):
     def problem_lines_max(self) -> int:
         """The largest number of lines for what is wrong."""
         return self.size.height // 2
-
-    def head(self) -> str:
-        """Return the first line."""
-        raise NotImplementedError
-
-    def problems(self) -> Sequence[Problem]:
-        """Return what is wrong."""
-        raise NotImplementedError
 
     @property
     def _section(self) -> Section[Any]:
@@ -233,8 +257,13 @@ class Overview(TableScreen):
     ]
 
     def __init__(self, asker: Asker) -> None:
-        super().__init__(asker)
         board = asker.board
+        super().__init__(
+            asker,
+            head=partial(_cluster_head, asker),
+            problems=lambda: board.problems(asker.now_s()),
+            otherwise=lambda: LOOKING if board.is_looking(asker.now_s()) else ALL_IS_WELL,
+        )
         self._groups = Section(
             GROUPS, lambda: board.groups(asker.now_s()), name="groups", kind=GroupTable
         )
@@ -253,20 +282,6 @@ class Overview(TableScreen):
     def problem_lines_max(self) -> int:
         """The largest number of lines for what is wrong, beside three tables."""
         return self.size.height * 3 // 10
-
-    def head(self) -> str:
-        """Return the cluster's address, the time, and since when the metaserver is silent."""
-        board = self.asker.board
-        stale_s = board.stale_for_s(self.asker.now_s())
-        stale = ""
-        if stale_s is not None:
-            since = time.strftime("%H:%M:%S", time.localtime(time.time() - stale_s))
-            stale = f"  STALE since {since}"
-        return f"keylane top  {board.meta}  {time.strftime('%H:%M:%S')}{stale}"
-
-    def problems(self) -> Sequence[Problem]:
-        """Return what is wrong now."""
-        return self.asker.board.problems(self.asker.now_s())
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Open the group at the cursor."""
@@ -289,39 +304,54 @@ class GroupScreen(TableScreen):
     ]
 
     def __init__(self, asker: Asker, detail: GroupDetail) -> None:
-        super().__init__(asker)
-        self._detail = detail
+        super().__init__(
+            asker,
+            head=partial(_group_head, asker, detail),
+            problems=partial(_group_problems, detail),
+            otherwise=lambda: "Asking the brokers.",
+        )
 
         def partitions() -> Sequence[Any]:
             return [] if detail.description is None else detail.description.partitions
 
         self.sections = [Section(PARTITIONS, partitions, name="partitions")]
 
-    def head(self) -> str:
-        """Return the group with its lag, consumers and age."""
-        detail, described = self._detail, self._detail.description
-        name = f"keylane top  {detail.group} on {detail.subject}"
-        if described is None or detail.heard_s is None:
-            return name
-        lag = "unknown" if described.lag is None else f"{described.lag:,}"
-        age_s = self.asker.now_s() - detail.heard_s
-        stale = f"  STALE for {age_text(age_s)}" if detail.problem else ""
-        return f"{name}  lag {lag}  consumers {described.sessions}{stale}"
-
-    def problems(self) -> Sequence[Problem]:
-        """Return why messages do not arrive, and what is not known."""
-        detail = self._detail
-        problems = [Problem(f"it cannot be asked: {detail.problem}")] if detail.problem else []
-        if detail.explanation is not None:
-            problems += [Problem(each.text, each.step) for each in detail.explanation.causes]
-            problems += [Problem(f"not known: {each}") for each in detail.explanation.unknown]
-        return problems or [Problem("asking the brokers")]
-
     def action_back(self) -> None:
         """Take the filter away, or go back to the overview."""
         if not self.clear_filter():
             self.asker.close_group()
             self.dismiss()
+
+
+def _cluster_head(asker: Asker) -> str:
+    """Return the cluster's address, the time, and since when the metaserver is silent."""
+    stale_s = asker.board.stale_for_s(asker.now_s())
+    stale = ""
+    if stale_s is not None:
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - stale_s))
+        stale = f"  STALE since {since}"
+    return f"keylane top  {asker.board.meta}  {time.strftime('%H:%M:%S')}{stale}"
+
+
+def _group_head(asker: Asker, detail: GroupDetail) -> str:
+    """Return the group with its lag, consumers and age."""
+    described = detail.description
+    name = f"keylane top  {detail.group} on {detail.subject}"
+    if described is None or detail.heard_s is None:
+        return name
+    lag = "unknown" if described.lag is None else f"{described.lag:,}"
+    age_s = asker.now_s() - detail.heard_s
+    stale = f"  STALE for {age_text(age_s)}" if detail.problem else ""
+    return f"{name}  lag {lag}  consumers {described.sessions}{stale}"
+
+
+def _group_problems(detail: GroupDetail) -> Sequence[Problem]:
+    """Return why messages do not arrive, and what is not known."""
+    problems = [Problem(f"it cannot be asked: {detail.problem}")] if detail.problem else []
+    if detail.explanation is not None:
+        problems += map(to_problem, detail.explanation.causes)
+        problems += [Problem(f"not known: {each}") for each in detail.explanation.unknown]
+    return problems
 
 
 class TopApp(App[None]):

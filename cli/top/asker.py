@@ -1,6 +1,6 @@
 """Asks the servers for the screen, all of its parts together, so that a server is asked once.
 
-    metaservers       the brokers each second; their metrics and the subjects less often
+    metaservers       the brokers each second; metrics, waiting operations and subjects less often
     each broker       its metrics each second: one answer, however many partitions it has
     Admin.why         one group at a time, of those whose lag does not fall
     the opened group  its partitions
@@ -30,6 +30,8 @@ EVERY_S = 1.0
 METASERVER_FIGURES_EVERY_S = 5.0
 SUBJECTS_EVERY_S = 15.0
 DETAIL_EVERY_S = 2.0
+PROBE_EVERY_S = 5.0
+"""How often it is tried which silent brokers hang: they accept only so many connections."""
 TIMEOUT_MS = 2_000
 EXPLAIN_TIMEOUT_S = 10.0
 PAUSE_PER_WORK = 9
@@ -86,11 +88,13 @@ class Asker:
             for work, every_s in (
                 (self._ask_metaserver, EVERY_S),
                 (self._ask_metaserver_figures, METASERVER_FIGURES_EVERY_S),
+                (self._ask_operations, METASERVER_FIGURES_EVERY_S),
                 (self._ask_subjects, SUBJECTS_EVERY_S),
                 (self._explain, EVERY_S),
             ):
                 tasks.create_task(self._repeat(work, every_s))
             tasks.create_task(self._follow_brokers(tasks))
+            tasks.create_task(self._follow_silent())
 
     def open_group(self, subject: str, group: str) -> GroupDetail:
         """Ask for the partitions of a group from now on; return what the answers are noted in."""
@@ -122,6 +126,13 @@ class Asker:
         self.board.note_subjects({each.subject: each.partitions for each in subjects})
         return True
 
+    async def _ask_operations(self) -> bool:
+        try:
+            self.board.note_operations(await self._admin.list_waiting_operations())
+        except KeylaneError:  # the screen says that the metaserver is gone
+            return False
+        return True
+
     async def _ask_metaserver_figures(self) -> bool:
         async def ask(address: str) -> Figures | str:
             try:
@@ -143,6 +154,17 @@ class Asker:
                     self._broker_tasks[address] = tasks.create_task(work)
             for address in self._broker_tasks.keys() - set(addresses):
                 self._broker_tasks.pop(address).cancel()
+            await asyncio.sleep(EVERY_S / 4)
+
+    async def _follow_silent(self) -> None:
+        """Find out which of the silent brokers hang, as soon as one is silent."""
+        known: set[str] = set()
+        due_s = 0.0
+        while True:
+            silent = {each.address for each in self.board.listed.brokers if not each.available}
+            if silent != known or (silent and self.now_s() >= due_s):
+                known, due_s = silent, self.now_s() + PROBE_EVERY_S
+                self.board.note_hanging(await self._admin.find_hanging(self.board.listed))
             await asyncio.sleep(EVERY_S / 4)
 
     async def _ask_broker(self, address: str) -> bool:

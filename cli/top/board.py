@@ -9,24 +9,28 @@ A server that stops answering keeps its last figures; rows with such figures say
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from ...admin.views import BrokerList, GroupDescription
-from ...protocol.membership.views import BrokerView, RefusedBroker
-from ...protocol.text import counted, printable
-from ...protocol.why import Explanation
+from ...admin.why.lag import STUCK_MS, is_stuck
+from ...admin.why.servers import UNHEARD, server_causes, unheard_broker, waiting_operation
+from ...protocol.operations import OperationView
+from ...protocol.text import printable
+from ...protocol.why import Cause, Explanation
 from .figures import Figures, Labels
 
 WINDOW_S = 5.0
 """The time over which rates are taken, in seconds."""
 SAMPLES_MAX = 16
-STUCK_S = 10.0
+STUCK_S = STUCK_MS / 1000
 """A group's lag does not fall if it was at no time lower for so long, in seconds."""
 EXPLAIN_EVERY_S = 30.0
 """The shortest time between two explanations of one group, in seconds."""
 STALE_S = 3.0
 """After this time without an answer, what a server has said is stale."""
+NOT_WRONG = frozenset({"all_acked", "nothing_stored", "scheduled"})
+"""The codes of causes that only say why there is nothing to do yet."""
 
 GroupKey = tuple[str, str]
 """A subject and a consumer group."""
@@ -56,6 +60,8 @@ class GroupFigures:
     subject: str
     group: str
     lag: float
+    is_partial: bool
+    """True if a broker has never given its figures, so that lag and parked may be too low."""
     lag_s: float | None
     """The age of the oldest message that is not acked, in seconds."""
     slope_per_s: float | None
@@ -77,15 +83,21 @@ class SubjectFigures:
     handed_per_s: float | None
     groups: int
     lag: float
+    is_partial: bool
+    """True if a broker has never given its figures, so that the lag may be too low."""
     stale: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong, and the next step."""
+    """Something that is wrong, or why nothing is, and the next step."""
 
     text: str
     step: str = ""
+    about: str = ""
+    """The group that has it, if the text does not say so."""
+    is_wrong: bool = True
+    """False if it only says why there is nothing to do."""
 
 
 @dataclass(slots=True)
@@ -137,8 +149,12 @@ class Board:
         self._failed_metaservers: dict[str, str] = {}
         self._brokers: dict[str, _Server] = {}
         """The brokers by address."""
-        self._views: list[BrokerView] = []
-        self._refused: list[RefusedBroker] = []
+        self.listed = BrokerList(brokers=[], refused=[])
+        """What the metaserver has said of the brokers."""
+        self._hanging: Collection[str] = ()
+        self._operations: list[OperationView] = []
+        self._began_s: float | None = None
+        """When a broker first gave its figures."""
         self._partitions: Mapping[str, int] = {}
         self._lowest: dict[GroupKey, tuple[float, float]] = {}
         """Maps each group to its lowest lag since it began to lag, and when that was first seen."""
@@ -149,11 +165,19 @@ class Board:
     def note_brokers(self, brokers: BrokerList, now_s: float) -> None:
         """Note what the metaserver says of the brokers."""
         self._metaserver.heard(now_s)
-        self._views, self._refused = brokers.brokers, brokers.refused
+        self.listed = brokers
         self._brokers = {
             view.address: self._brokers.get(view.address) or _Server(heard_s=now_s)
-            for view in self._views
+            for view in brokers.brokers
         }
+
+    def note_hanging(self, broker_groups: Collection[str]) -> None:
+        """Note which of the silent brokers hang."""
+        self._hanging = broker_groups
+
+    def note_operations(self, waiting: list[OperationView]) -> None:
+        """Note the operations that wait."""
+        self._operations = waiting
 
     def note_subjects(self, partitions: Mapping[str, int]) -> None:
         """Note the subjects with the number of their partitions."""
@@ -181,6 +205,8 @@ class Board:
         lowest = self._lowest if server.samples else {}
         server.samples.append(figures)
         server.heard(figures.at_s)
+        if self._began_s is None:
+            self._began_s = figures.at_s
         lags = self._sum_last("keylane_group_lag_messages")
         self._lowest = {
             (key[0], key[1]): _lowest(lowest.get((key[0], key[1])), lag, figures.at_s)
@@ -231,8 +257,12 @@ class Board:
         lags = self._sum_last("keylane_group_lag_messages")
         stuck = [
             key
-            for key, (_lag, since_s) in self._lowest.items()
-            if now_s - since_s >= STUCK_S and ages.get(key, STUCK_S) >= STUCK_S
+            for key, (lowest, since_s) in self._lowest.items()
+            if is_stuck(
+                lowest,
+                falls_per_s=float(now_s - since_s < STUCK_S),  # it was lower than ever
+                oldest_ms=ages.get(key, STUCK_S) * 1000,
+            )
         ]
         return sorted(stuck, key=lambda key: (-lags.get(key, 0), key))
 
@@ -240,7 +270,7 @@ class Board:
     def brokers(self, now_s: float) -> list[BrokerFigures]:
         """Return a row for each broker group."""
         rows = []
-        for view in self._views:
+        for view in self.listed.brokers:
             server = self._brokers[view.address]
             last = server.last
             total = None if last is None else last.one("keylane_broker_disk_bytes")
@@ -284,6 +314,7 @@ class Board:
                     subject=key[0],
                     group=key[1],
                     lag=lags.get(key, 0),
+                    is_partial=self._is_partial,
                     lag_s=ages.get(key),
                     slope_per_s=slope,
                     acked_per_s=acked,
@@ -316,20 +347,28 @@ class Board:
                 handed_per_s=handed.get((name,)),
                 groups=groups[name],
                 lag=lags[name],
+                is_partial=self._is_partial,
                 stale=(name,) in stale,
             )
             for name in sorted(names)
         ]
 
+    def is_looking(self, now_s: float) -> bool:
+        """Return True if it is too early to say that nothing is wrong."""
+        if self._began_s is None:
+            return self._metaserver.heard_s is None or bool(self._brokers)
+        return now_s - self._began_s < STUCK_S
+
     def problems(self, now_s: float) -> list[Problem]:
         """Return what is wrong now, the servers first."""
         return [
-            *self._server_problems(now_s),
-            *self._waiting_operations(),
+            *self._metaserver_problems(now_s),
+            *map(to_problem, self._broker_causes(now_s)),
+            *(to_problem(waiting_operation(each)) for each in self._operations),
             *self._group_problems(now_s),
         ]
 
-    def _server_problems(self, now_s: float) -> Iterable[Problem]:
+    def _metaserver_problems(self, now_s: float) -> Iterable[Problem]:
         if self._metaserver.is_stale(now_s):
             yield Problem(
                 f"no figures from the metaserver at {self.meta}{_since(self._metaserver, now_s)}",
@@ -338,50 +377,32 @@ class Board:
         elif len(self._failed_metaservers) < self._metaserver_count:
             for address, failure in self._failed_metaservers.items():
                 yield Problem(f"the metaserver at {address} gives no figures: {failure}")
-        for view in self._views:
-            server = self._brokers[view.address]
-            name = f"broker group {view.broker_group}"
-            if not view.available or not view.writable:
-                verb = "has been " if not view.available else ""
-                yield Problem(f"{name} {verb}{view.state}", f"keylane broker health {view.address}")
-            elif server.is_stale(now_s):
-                yield Problem(
-                    f"no figures from {name} at {view.address}{_since(server, now_s)}",
-                    f"keylane broker health {view.address}",
-                )
-            if view.folders < view.folders_wanted:
-                yield Problem(
-                    f"{name} has {view.folders} of {view.folders_wanted} data folders",
-                    f"keylane broker copies {view.broker_group}",
-                )
-        for refused in self._refused:
-            yield Problem(
-                f"the broker at {refused.address} is refused as broker group "
-                f"{refused.broker_group}: {refused.problem}",
-                refused.advice,
-            )
 
-    def _waiting_operations(self) -> Iterable[Problem]:
-        last = self._metaserver.last
-        waiting = None if last is None else last.one("keylane_metaserver_waiting_operations")
-        if waiting:
-            yield Problem(
-                f"{counted(int(waiting), 'operation')} on partitions cannot go on",
-                "keylane subject operations SUBJECT",
-            )
+    def _broker_causes(self, now_s: float) -> Iterable[Cause]:
+        yield from (cause for _, cause in server_causes(self.listed, self._hanging))
+        for view in self.listed.brokers:
+            server = self._brokers[view.address]
+            if view.available and server.is_stale(now_s):
+                why = f"has given no figures{_since(server, now_s)}"
+                yield unheard_broker(view.broker_group, why, view)
 
     def _group_problems(self, now_s: float) -> Iterable[Problem]:
+        unheard = any(each.code in UNHEARD for each in self._broker_causes(now_s))
         for key in self._stuck(now_s):
             explanation = self._explanations.get(key)
+            explained = () if explanation is None else explanation.causes
+            # The lines about brokers name those, once for all groups and as long as it is so.
+            named = [each for each in explained if each.code not in UNHEARD]
             subject, group = key
-            if explanation is not None:
-                cause = explanation.causes[0]
-                yield Problem(f"{group} on {subject}: {cause.text}", cause.step)
-            else:
+            causes = [to_problem(each) for each in named]
+            if causes:
+                first = next((each for each in causes if each.is_wrong), causes[0])
+                yield replace(first, about=f"{group} on {subject}")
+            elif not (explained and unheard):
                 yield Problem(
-                    f"{group} on {subject}: its lag has not fallen for "
-                    f"{age_text(now_s - self._lowest[key][1])}",
+                    f"its lag has not fallen for {age_text(now_s - self._lowest[key][1])}",
                     f"keylane why {subject} --group {group}",
+                    about=f"{group} on {subject}",
                 )
 
     def stale_for_s(self, now_s: float) -> float | None:
@@ -392,6 +413,11 @@ class Board:
         return now_s - heard_s if heard_s is not None and now_s - heard_s > STALE_S else None
 
     # ── sums over brokers ─────────────────────────────────────────────────────────────────────────
+    @property
+    def _is_partial(self) -> bool:
+        """True if a broker has never given its figures."""
+        return any(server.last is None for server in self._brokers.values())
+
     def _sum_last(self, name: str) -> dict[Labels, float]:
         sums: dict[Labels, float] = defaultdict(float)
         for server in self._brokers.values():
@@ -421,6 +447,11 @@ class Board:
             if server.last is not None and server.is_stale(now_s)
             for key in server.last.of(name)
         }
+
+
+def to_problem(cause: Cause) -> Problem:
+    """Return a cause as it is on the screen."""
+    return Problem(cause.text, cause.step, is_wrong=cause.code not in NOT_WRONG)
 
 
 def age_text(seconds: float) -> str:

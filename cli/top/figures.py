@@ -20,7 +20,6 @@ _LABELS: Mapping[str, tuple[str, ...]] = {
     "keylane_group_lag_seconds": ("subject", "group"),
     "keylane_group_parked_messages": ("subject", "group"),
     "keylane_group_sessions": ("subject", "group"),
-    "keylane_metaserver_waiting_operations": (),
 }
 """Maps each metric that is taken to the labels that are kept of it."""
 _PREFIXES = tuple(_LABELS)

@@ -11,11 +11,12 @@ from typing import Any, Generic, TypeVar
 from rich.cells import cell_len, set_cell_size
 
 from ...admin.views import PartitionProgress
-from ...protocol.text import printable
+from ...protocol.text import format_rate, format_size, printable, sentence, sum_text
 from .board import BrokerFigures, GroupFigures, Problem, SubjectFigures, age_text
 
 Row = TypeVar("Row")
 ALL_IS_WELL = "Nothing is wrong that the servers know of."
+LOOKING = "Looking: it takes 10 s to see whether a group is stuck."
 ROWS_MAX = 200
 """The largest number of rows of a table on the screen; a filter reaches the others."""
 NAME_CELLS_MIN = 12
@@ -155,8 +156,6 @@ def problem_lines(problems: Sequence[Problem], width: int, lines_max: int) -> li
 
     If there is no room for all, each but the first has at most two lines, and the rest is counted.
     """
-    if not problems:
-        return [ALL_IS_WELL]
     lines = [line for each in problems for line in _lines_of(each, width, None)]
     if len(lines) <= lines_max:
         return lines
@@ -171,7 +170,10 @@ def problem_lines(problems: Sequence[Problem], width: int, lines_max: int) -> li
 
 def _lines_of(problem: Problem, width: int, lines_max: int | None) -> list[str]:
     wrap = partial(textwrap.wrap, width=max(20, width), max_lines=lines_max, placeholder=" …")
-    text = wrap(printable(problem.text), initial_indent="! ", subsequent_indent="  ")
+    mark = "! " if problem.is_wrong else "· "
+    about = problem.about and f"{problem.about}: "
+    words = printable(f"{about}{sentence(problem.text)}")
+    text = wrap(words, initial_indent=mark, subsequent_indent="  ")
     step = printable(problem.step)
     return text + (wrap(step, initial_indent="  → ", subsequent_indent="    ") if step else [])
 
@@ -181,21 +183,8 @@ def _count(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
-def _rate(value: float | None, *, sign: str = "") -> str:
-    if value is None:
-        return "-"
-    digits = 1 if 0 < abs(value) < 10 else 0
-    return "0" if round(value, digits) == 0 else f"{value:{sign},.{digits}f}"
-
-
-def _size(value: float | None) -> str:
-    if value is None:
-        return "-"
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(value) < 1000:
-            return f"{value:.0f} {unit}" if value >= 10 or unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:,.1f} TB"
+def _sum(value: float, *, is_partial: bool) -> str:
+    return sum_text(_count(value), is_partial=is_partial)
 
 
 def _stale(text: str, *, stale: bool) -> str:
@@ -207,8 +196,12 @@ BROKERS: TableView[BrokerFigures] = TableView(
     (
         TableColumn("broker", lambda row: row.name, lambda row: row.name, is_name=True),
         TableColumn("state", lambda row: row.state, lambda row: row.state, is_name=True),
-        TableColumn("stored/s", lambda row: _rate(row.stored_per_s), lambda row: row.stored_per_s),
-        TableColumn("handed/s", lambda row: _rate(row.handed_per_s), lambda row: row.handed_per_s),
+        TableColumn(
+            "stored/s", lambda row: format_rate(row.stored_per_s), lambda row: row.stored_per_s
+        ),
+        TableColumn(
+            "handed/s", lambda row: format_rate(row.handed_per_s), lambda row: row.handed_per_s
+        ),
         TableColumn("folders", lambda row: row.folders, lambda row: row.folders),
         TableColumn(
             "disk",
@@ -216,10 +209,10 @@ BROKERS: TableView[BrokerFigures] = TableView(
             lambda row: row.disk_used,
         ),
         TableColumn(
-            "copy lag", lambda row: _size(row.copy_lag_bytes), lambda row: row.copy_lag_bytes
+            "copy lag", lambda row: format_size(row.copy_lag_bytes), lambda row: row.copy_lag_bytes
         ),
         TableColumn(
-            "free", lambda row: _size(row.disk_free_bytes), lambda row: row.disk_free_bytes
+            "free", lambda row: format_size(row.disk_free_bytes), lambda row: row.disk_free_bytes
         ),
         TableColumn("partitions", lambda row: _count(row.partitions), lambda row: row.partitions),
     ),
@@ -233,21 +226,29 @@ GROUPS: TableView[GroupFigures] = TableView(
         TableColumn("group", lambda row: row.group, lambda row: row.group, is_name=True),
         TableColumn("subject", lambda row: row.subject, lambda row: row.subject, is_name=True),
         TableColumn(
-            "lag", lambda row: _stale(_count(row.lag), stale=row.stale), lambda row: row.lag
+            "lag",
+            lambda row: _stale(_sum(row.lag, is_partial=row.is_partial), stale=row.stale),
+            lambda row: row.lag,
         ),
         TableColumn(
             "oldest",
-            lambda row: "-" if not row.lag_s else age_text(row.lag_s),
+            lambda row: age_text(row.lag_s) if row.lag_s else "?" if row.is_partial else "-",
             lambda row: row.lag_s,
         ),
-        TableColumn("acked/s", lambda row: _rate(row.acked_per_s), lambda row: row.acked_per_s),
+        TableColumn(
+            "acked/s", lambda row: format_rate(row.acked_per_s), lambda row: row.acked_per_s
+        ),
         TableColumn(
             "lag/s",
-            lambda row: _rate(row.slope_per_s, sign="+"),
+            lambda row: format_rate(row.slope_per_s, sign="+"),
             lambda row: row.slope_per_s,
         ),
         TableColumn("cons.", lambda row: _count(row.consumers), lambda row: row.consumers),
-        TableColumn("parked", lambda row: _count(row.parked), lambda row: row.parked),
+        TableColumn(
+            "parked",
+            lambda row: _sum(row.parked, is_partial=row.is_partial),
+            lambda row: row.parked,
+        ),
     ),
     key=lambda row: f"{row.subject} {row.group}",
     sorted_by=2,
@@ -258,14 +259,20 @@ SUBJECTS: TableView[SubjectFigures] = TableView(
         TableColumn("subject", lambda row: row.subject, lambda row: row.subject, is_name=True),
         TableColumn(
             "stored/s",
-            lambda row: _stale(_rate(row.stored_per_s), stale=row.stale),
+            lambda row: _stale(format_rate(row.stored_per_s), stale=row.stale),
             lambda row: row.stored_per_s,
         ),
-        TableColumn("bytes/s", lambda row: _size(row.bytes_per_s), lambda row: row.bytes_per_s),
-        TableColumn("handed/s", lambda row: _rate(row.handed_per_s), lambda row: row.handed_per_s),
+        TableColumn(
+            "bytes/s", lambda row: format_size(row.bytes_per_s), lambda row: row.bytes_per_s
+        ),
+        TableColumn(
+            "handed/s", lambda row: format_rate(row.handed_per_s), lambda row: row.handed_per_s
+        ),
         TableColumn("partitions", lambda row: _count(row.partitions), lambda row: row.partitions),
         TableColumn("groups", lambda row: _count(row.groups), lambda row: row.groups),
-        TableColumn("lag", lambda row: _count(row.lag), lambda row: row.lag),
+        TableColumn(
+            "lag", lambda row: _sum(row.lag, is_partial=row.is_partial), lambda row: row.lag
+        ),
     ),
     key=lambda row: row.subject,
     sorted_by=1,

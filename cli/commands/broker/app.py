@@ -225,6 +225,15 @@ def broker_copies(
         int | None,
         Option(min=1, max=5, help="How many data folders there are to be, the broker's own too."),
     ] = None,
+    least: Annotated[
+        int | None,
+        Option(
+            min=1,
+            max=5,
+            help="How many of them must have a message before it is acked; with --wanted. By "
+            "default 2 of three and more, otherwise 1.",
+        ),
+    ] = None,
     common: CommonOptions,
 ) -> None:
     """
@@ -235,7 +244,28 @@ def broker_copies(
     """
     from .copies import show_copies
 
-    common.run(show_copies, group=group, wanted=wanted)
+    common.run(show_copies, group=group, wanted=wanted, least=least)
+
+
+@broker_app.add("hand-over", shows="..admin:HandedOver")
+@expand_options
+def broker_hand_over(
+    group: GroupArgument,
+    *,
+    to: Annotated[
+        str, Option(metavar="COPY", help="The copy; otherwise the set's that was heard last.")
+    ] = "",
+    common: CommonOptions,
+) -> None:
+    """
+    Let a copy take the place of a broker that serves, which becomes a copy then.
+
+    Clients wait for an instant and see no error. If the copy does not come within 3 s, the broker
+    goes on. A broker that is stopped with SIGTERM hands over by itself.
+    """
+    from .copies import show_handed_over
+
+    common.ask(lambda admin: admin.hand_over(group, copy_id=to), show_handed_over)
 
 
 KindOption = Annotated[str, Option(help="Kind of the index: file or rocksdb.")]

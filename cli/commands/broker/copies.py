@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from ....admin import Admin, CopySet, Health
-from ....protocol.errors import KeylaneError, NotSentError
+from ....admin import Admin, CopySet, HandedOver, Health
+from ....protocol.errors import ConfigError, KeylaneError, NotSentError
 from ....protocol.text import counted
 from ...connection import open_admin
 from ...options import OutputFormat
@@ -36,6 +36,8 @@ class CopiesView(Struct, frozen=True, kw_only=True):
     broker_group: str
     wanted: int
     """How many data folders the group is to have, with the broker's own."""
+    least: int
+    """How many of them must have a message before it is acked."""
     acks_wait_for: int
     """How many copies are in the set."""
     copies: tuple[CopyView, ...]
@@ -50,18 +52,25 @@ class CopiesView(Struct, frozen=True, kw_only=True):
     """The reason why the broker could not be asked; "" if it was."""
 
 
-async def show_copies(meta: str, output: OutputFormat, *, group: str, wanted: int | None) -> None:
+async def show_copies(
+    meta: str, output: OutputFormat, *, group: str, wanted: int | None, least: int | None = None
+) -> None:
     """
     Show the copies of a broker group, after setting how many folders there are to be, if `wanted`
     is given.
 
     Raises:
-        NotFoundError
+        ConfigError: `least` is given without `wanted`.
+        NotFoundError, InvalidRequestError
     """
+    if least is not None and wanted is None:
+        raise ConfigError("--least goes with --wanted")
     with showing(f"waiting for {meta}"):
         async with open_admin(meta) as admin:
             stored = await (
-                admin.copies(group) if wanted is None else admin.set_copies(group, wanted)
+                admin.copies(group)
+                if wanted is None
+                else admin.set_copies(group, wanted, least=least)
             )
             lags, problem = await _ask_broker(admin, group)
     view = join_copies(group, stored, lags, problem)
@@ -75,6 +84,15 @@ async def show_copies(meta: str, output: OutputFormat, *, group: str, wanted: in
         show_line(title)
     for line in advice_lines(view):
         show_line(line)
+
+
+def show_handed_over(done: HandedOver) -> None:
+    """Show which copy has the broker's place."""
+    show_line(
+        f"copy {done.copy_id} has the place of the broker of group {done.broker_group}, which took "
+        f"no messages for {done.paused_ms} ms before that; the broker becomes a copy if it runs "
+        "with failover"
+    )
 
 
 async def _ask_broker(admin: Admin, group: str) -> tuple[dict[str, int], str]:
@@ -112,6 +130,7 @@ def join_copies(
     return CopiesView(
         broker_group=group,
         wanted=stored.wanted,
+        least=stored.least,
         acks_wait_for=len(stored.members),
         copies=tuple(
             CopyView(copy_id=each, in_set=each in stored.members, bytes_behind=lags.get(each))
@@ -128,7 +147,8 @@ def title_of(view: CopiesView) -> str:
     """Return how many folders there are to be, and how many copies acks wait for."""
     waits_for = counted(view.acks_wait_for, "copy", "copies") if view.acks_wait_for else "no copy"
     folders = counted(view.wanted, "data folder")
-    return f"{view.broker_group} is to have {folders}; acks wait for {waits_for}"
+    least = f", of which {view.least} must have a message" if view.least > 1 else ""
+    return f"{view.broker_group} is to have {folders}{least}; acks wait for {waits_for}"
 
 
 def rows_of(view: CopiesView) -> list[tuple[str, str, str | None]]:
@@ -152,6 +172,11 @@ def advice_lines(view: CopiesView) -> list[str]:
             "The broker cannot be asked how far its copies are behind, so only the set is shown: "
             f"{view.broker_problem}"
         )
+    if view.broker_problem and view.acks_wait_for and not view.promoted:
+        lines.append(
+            "A copy of the set takes the broker's place by itself if it runs with failover; the "
+            "log of its follower says what keeps it from that."
+        )
     if view.promoted and view.broker_problem:
         lines.append(
             f"The copy {view.promoted} was promoted. If no broker serves it yet, start one on its "
@@ -162,6 +187,13 @@ def advice_lines(view: CopiesView) -> list[str]:
             f"Acks wait for fewer copies than wanted: {counted(missing, 'copy', 'copies')} too "
             "few. Does a follower run (keylane broker run --group "
             f"{view.broker_group} --follow true)? Is its copy behind? A copy joins when it has "
-            "everything; one that was too late joins again after 20 s at the earliest."
+            "everything; one that was too late joins again after 1 to 20 s, the longer the more "
+            "often it was."
+        )
+    if 1 + view.acks_wait_for < view.least:
+        lines.append(
+            f"Nothing is acked until {view.least} data folders have everything. If fewer are to "
+            f"do: keylane broker copies {view.broker_group} --wanted {view.wanted} "
+            f"--least {1 + view.acks_wait_for}"
         )
     return lines

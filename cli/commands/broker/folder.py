@@ -15,7 +15,7 @@ import msgspec
 
 from ....broker.offline.index_work import IndexReport, rebuild_index, switch_index, verify_indexes
 from ....broker.offline.inspection import inspect_folder, log_bounds, walk_log, walk_scheduled
-from ....broker.offline.promotion import Candidate, promote_candidate, read_candidate
+from ....broker.offline.promotion import promote_candidate, read_candidate
 from ....broker.partition.image import decode_partition
 from ....broker.partition.records import decode_body
 from ....broker.scheduled.records import (
@@ -27,6 +27,7 @@ from ....broker.scheduled.records import (
     decode_changes,
 )
 from ....broker.settings import INDEX_KINDS
+from ....broker.storage.copy_file import Candidate
 from ....broker.storage.data_folder import read_identity
 from ....broker.storage.fail_points import make_files
 from ....broker.storage.files import Files, RealFiles

@@ -7,9 +7,11 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
+
 from ...answer import CommonOptions, expand_options
 from ...groups import CommandGroup
-from ...options import OutputFormat, OutputOption, YesOption
+from ...options import DryRunOption, OutputFormat, OutputOption, YesOption
 from ...parameters import Argument, Option
 from ...screen import make_table, show_line, show_table
 
@@ -145,6 +147,51 @@ def cluster_versions(*, common: CommonOptions) -> None:
             show_line("Formats of the newest version are written when every member has it.")
 
     common.ask(lambda admin: admin.describe_cluster(), show)
+
+
+@cluster_app.add("balance", shows=".commands.cluster.balance:Balanced")
+@expand_options
+def cluster_balance(
+    *,
+    dry_run: DryRunOption = False,
+    exclude: Annotated[
+        list[str] | None,
+        Option(
+            "--exclude",
+            metavar="GROUP",
+            help="Leave this broker group as it is; may be repeated.",
+        ),
+    ] = None,
+    at_once: Annotated[
+        int, Option(min=1, max=16, help="Most moves under way, of different subjects.")
+    ] = 2,
+    stop: Annotated[
+        bool, Option("--stop", help="Stop the metaservers that balance by themselves.")
+    ] = False,
+    start: Annotated[bool, Option("--start", help="Let them go on.")] = False,
+    yes: YesOption = False,
+    common: CommonOptions,
+) -> None:
+    """
+    Spread the open partitions evenly over the broker groups, for example after one has joined.
+
+    New messages of a partition go to its new broker group; stored ones stay until retention
+    removes them. Ctrl-C ends it at any time, and the command goes on when it is called again.
+    """
+    from .balance import balance_cluster, set_stopped, show_stopped
+
+    if stop and start:
+        raise click.BadParameter("pass either --stop or --start", param_hint="--stop")
+    if stop or start:
+        common.ask(lambda admin: set_stopped(admin, stopped=stop), show_stopped)
+        return
+    common.run(
+        balance_cluster,
+        exclude=exclude or (),
+        dry_run=dry_run,
+        at_once=at_once,
+        yes=yes,
+    )
 
 
 def _run_step(output: OutputFormat, work: Coroutine[Any, Any, ClusterStep]) -> None:

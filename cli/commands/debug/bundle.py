@@ -62,6 +62,7 @@ and a partition of a broker.
 """
 LOG_LINES_MAX = 1_000
 LOG_BYTES_MAX = 1 << 20
+BROKERS = "the list of brokers"
 PROMISE = (
     "It has no values and no keys of messages, and no tokens, passwords or other secrets. It has "
     "names: of subjects, groups, clients, hosts and files."
@@ -91,7 +92,7 @@ async def write_bundle(
     _check_free(path, overwrite=overwrite)
     addresses = parse_addresses(meta)
     given_brokers = [address for each in brokers for address in parse_addresses(each)]
-    contents = Contents(_secrets(configs))
+    contents = Contents(_secrets(configs), salt=os.urandom(16))
     contents.add("about.json", "this host, its versions and variables", _describe_host(meta))
     for config in configs:
         _add_settings(contents, config)
@@ -207,13 +208,17 @@ async def _ask_servers(
     asking = _Asking(contents, network, tls, timeout_s)
     meta = MetaClient(network, metaservers, timeout_ms=max(100, int(timeout_s * 500)))
     try:
-        views: list[BrokerView] = []
-        async with asking.within("the list of brokers"):
-            known = (await meta.health()).details.get("brokers", [])
-            views = msgspec.convert(known, list[BrokerView])
-        named = [each.address for each in views]
+        views: list[BrokerView] | None = None
+        async with asking.within(BROKERS):
+            health = await meta.health()
+            known = health.details.get("brokers")
+            if known is None:  # it has not read its database yet
+                contents.miss(BROKERS, health.reason or f"a {health.program} answers there")
+            else:
+                views = msgspec.convert(known, list[BrokerView])
+        named = [each.address for each in views or ()]
         await asyncio.gather(
-            asking.ask_cluster(meta, [each.broker_group for each in views]),
+            asking.ask_cluster(meta, views),
             *(asking.ask_server("metaserver", address) for address in metaservers),
             *(asking.ask_server("broker", each) for each in dict.fromkeys([*named, *brokers])),
         )
@@ -305,23 +310,30 @@ class _Asking:
                 }
             )
         if parked:
-            self._contents.add(f"{folder}/parked.json", f"parked keys (digests) on {what}", parked)
+            self._contents.add(
+                f"{folder}/parked.json", f"parked keys (salted digests) on {what}", parked
+            )
         if len(pairs) > PARKED_MAX:
             self._contents.miss(
                 f"some parked keys on {what}",
                 f"only {PARKED_MAX} of {len(pairs)} pairs of a partition and a group are asked for",
             )
 
-    async def ask_cluster(self, meta: MetaClient, broker_groups: Sequence[str]) -> None:
-        """Ask a metaserver what it knows of subjects, groups and copies."""
+    async def ask_cluster(self, meta: MetaClient, brokers: Sequence[BrokerView] | None) -> None:
+        """Ask a metaserver what it knows of subjects, groups and copies. `brokers` is None if
+        nobody has named them.
+        """
+        if brokers is None:
+            self._contents.miss("the copies of broker groups", f"{BROKERS} is missing")
         summaries: list[SubjectSummary] = []
         async with self.within("copies, and some of the subjects"):
             with self._noting("the copies of broker groups"):
                 copies = {
-                    group: await meta.call(endpoints.COPY_SET, group=group)
-                    for group in broker_groups
+                    each.broker_group: await meta.call(endpoints.COPY_SET, group=each.broker_group)
+                    for each in brokers or ()
                 }
-                self._contents.add("copies.json", "the copies that acks wait for", copies)
+                if brokers is not None:
+                    self._contents.add("copies.json", "the copies that acks wait for", copies)
             summaries = (await meta.call(endpoints.SUBJECTS)).subjects
             self._contents.add("subjects.json", "all subjects", summaries)
             ask = partial(self._ask_subject, meta)

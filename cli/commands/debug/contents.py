@@ -5,12 +5,16 @@
 Only control calls are asked, and these never return messages. Two kinds of their fields may still
 hold a user's data, and are left out or digested here: the texts of errors that handlers raised, and
 the keys of parked messages. The texts of servers are masked as well, since one may quote a URL.
+Digests of keys, also those in texts and logs, are made anew with a salt that is thrown away:
+otherwise whoever guesses a key could see that it is there.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
+from hashlib import blake2b
 from typing import Any, TypedDict
 
 import msgspec
@@ -28,6 +32,7 @@ MASK = "***"
 SECRET_CHARS_MIN = 6
 """A shorter text is not masked in other texts, where it may be a part of any word."""
 _SECRET_NAMES = ("token", "password", "passwd", "secret", "hash", "credential")
+_KEY_DIGEST = re.compile("key digest [0-9a-f]{16}")
 _LOG_FIELDS = ("time", "level", "logger", "message", "program", "broker_group", "pid")
 """The fields of a server's log line that are taken. `error` is a traceback, whose last line may
 quote anything.
@@ -64,12 +69,16 @@ class Contents:
 
     Args:
         secrets: texts that are masked wherever they occur.
+        salt: random bytes of this bundle, with which digests of keys are made.
     """
 
-    def __init__(self, secrets: Iterable[str] = (), *, bytes_max: int = BUNDLE_BYTES_MAX) -> None:
+    def __init__(
+        self, secrets: Iterable[str] = (), *, salt: bytes, bytes_max: int = BUNDLE_BYTES_MAX
+    ) -> None:
         self.parts: dict[str, bytes] = {}
         self.entries: list[BundlePart] = []
         self.missing: list[Missing] = []
+        self._salt = salt
         self._secrets = {each for each in secrets if len(each) >= SECRET_CHARS_MIN}
         self._bytes_left = bytes_max
 
@@ -116,7 +125,12 @@ class Contents:
     def _masked(self, text: str) -> str:
         for secret in self._secrets:
             text = text.replace(secret, MASK)
+        text = _KEY_DIGEST.sub(self._salted, text)
         return mask_password(text) if "://" in text else text
+
+    def _salted(self, digest: re.Match[str]) -> str:
+        salted = blake2b(digest[0].encode(), key=self._salt, digest_size=8)
+        return f"salted key digest {salted.hexdigest()}"
 
     def _masked_values(self, value: Any) -> Any:
         if isinstance(value, str):

@@ -119,12 +119,19 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     ),
     "Saturation": (
         Panel(
-            "Disk used",
+            "Disk used, now and in four hours",
             "percentunit",
             (
                 (
                     "1 - " + _share("keylane_broker_disk_free_bytes", "keylane_broker_disk_bytes"),
                     "{{instance}}",
+                ),
+                (
+                    (
+                        '1 - predict_linear(keylane_broker_disk_free_bytes{job=~"$job"}[1h], '
+                        '4 * 3600) / keylane_broker_disk_bytes{job=~"$job"}'
+                    ),
+                    "in 4 h: {{instance}}",
                 ),
             ),
         ),

@@ -67,8 +67,8 @@ def parked_redrive(
     redrive_options: RedriveOptions,
     common: CommonOptions,
 ) -> None:
-    """Have parked messages handled again, oldest first. Without --key or --key-hex, the
-    command asks for confirmation.
+    """Have parked messages handled again, oldest first: of the selected keys, or of every key with
+    --all-keys. Unless --key or --key-hex names one key, the command asks first.
     """
     from .keys import redrive_parked
 

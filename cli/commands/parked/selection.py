@@ -15,6 +15,7 @@ from ....protocol.errors import ConfigError, InputError
 from ....protocol.http.message_json import KeyField, key_field
 from ....protocol.parked import Failure, ParkState
 from ....protocol.reading.instants import parse_ago_ms
+from ....protocol.text import key_text as text_of_key
 from ....protocol.text import parse_number
 from ...parameters import Option
 
@@ -302,10 +303,8 @@ def _require_nonempty(key: bytes) -> bytes:
 
 
 def key_text(key: bytes | None) -> str:
-    """Format a key for display."""
-    if not key:
-        return "(dead letters)" if key is None else "(no key)"
-    text = key.decode(errors="backslashreplace")
+    """Format a key for display, cut to KEY_CHARS_SHOWN characters."""
+    text = "(dead letters)" if key is None else text_of_key(key)
     return text if len(text) <= KEY_CHARS_SHOWN else f"{text[:KEY_CHARS_SHOWN]}…"
 
 

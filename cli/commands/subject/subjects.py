@@ -20,7 +20,7 @@ from ....protocol.errors import ConfigError, JobError
 from ....protocol.limits import MESSAGE_BYTES_MAX
 from ....protocol.operations import OperationState
 from ....protocol.routing import OrderStrategy, Partition, PartitionState
-from ....protocol.text import counted
+from ....protocol.text import counted, format_rate, format_size
 from ...connection import open_admin
 from ...options import OutputFormat
 from ...screen import make_table, show_data, show_line, show_omitted, show_table
@@ -102,7 +102,8 @@ async def describe_subject(
     meta: str, output: OutputFormat, *, subject: str, all_partitions: bool = False
 ) -> None:
     """
-    Show a subject's partitions with their brokers, ranges, states and offsets.
+    Show a subject's partitions with their brokers, ranges, states, offsets, sizes and rates. Names
+    hot partitions.
 
     A table omits sealed partitions that every group has drained, unless `all_partitions` is set.
     """
@@ -110,7 +111,7 @@ async def describe_subject(
     as_json = output is not OutputFormat.TABLE
     async with open_admin(meta) as admin:
         with showing(f"asking the brokers of {subject}"):
-            description = await admin.describe_subject(subject)
+            description = await admin.describe_subject(subject, sizes=True)
         sealed = any(
             partition.state is PartitionState.SEALED for partition in description.partitions
         )
@@ -120,22 +121,59 @@ async def describe_subject(
         show_data(output, description)
         return
     rows = [
-        (*_partition_cells(partition), partition.first_offset, partition.next_offset)
+        (
+            *_partition_cells(partition),
+            partition.first_offset,
+            partition.next_offset,
+            format_size(partition.stored_bytes),
+            format_rate(partition.messages_per_s),
+            format_size(partition.bytes_per_s),
+        )
         for partition in description.partitions
         if all_partitions or not _is_drained(partition, undrained)
     ]
     title = _subject_title(description, description.route_version)
-    show_table(make_table(title, (*COLUMNS, "first#", "next#"), rows))
+    figures = ("first#", "next#", "stored#", "messages/s#", "bytes/s#")
+    show_table(make_table(title, (*COLUMNS, *figures), rows))
     show_omitted(len(description.partitions) - len(rows))
+    show_line(_totals_text(description.partitions))
     for partition in description.partitions:
         if partition.problem:
             show_line(f"offsets unknown: {partition.problem}")
+        if partition.is_hot:
+            show_line(_hot_text(description, partition))
         for hold in partition.holds:
             show_line(
                 f"partition {partition.partition_id}: job {hold.job} holds messages from offset "
                 f"{hold.from_offset} on, for {hold.left_ms // 1000} s more unless it renews the "
                 "hold"
             )
+
+
+def _totals_text(partitions: Sequence[PartitionDescription]) -> str:
+    stored_bytes, messages, size_bytes = (
+        sum(getattr(partition, name) or 0 for partition in partitions)
+        for name in ("stored_bytes", "messages_per_s", "bytes_per_s")
+    )
+    return (
+        f"stored: about {format_size(stored_bytes)}; {format_rate(messages)} messages/s, "
+        f"{format_size(size_bytes)}/s"
+    )
+
+
+def _hot_text(subject: SubjectDescription, partition: PartitionDescription) -> str:
+    """Name a hot partition, and say what helps."""
+    split = (
+        f"keylane subject grow {subject.subject} --queue {partition.queue}"
+        if subject.static
+        else f"keylane subject split {partition.partition_id}"
+    )
+    messages, size = format_rate(partition.messages_per_s), format_size(partition.bytes_per_s)
+    return (
+        f"partition {partition.partition_id} is hot: it stores {messages} messages/s, "
+        f"{size}/s, far more than the others. If many keys share it, split it: {split}. A single "
+        "hot key cannot be split: let the producers distribute its messages over several keys"
+    )
 
 
 def _is_drained(partition: PartitionDescription, undrained: Collection[int]) -> bool:

@@ -17,8 +17,10 @@ BROKER_GROUPS = {
     "broker evacuate": "group",
     "broker accept": "group",
     "broker copies": "group",
+    "broker hand-over": "group",
     "meta rebuild": "gone",
     "cluster add-host": "copy_of",
+    "cluster balance": "exclude",
 }
 """Parameters that are called GROUP and take the name of a broker group, which is not completed."""
 COMPLETERS = {"subject": complete_subject, "group": complete_group}

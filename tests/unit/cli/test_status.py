@@ -29,6 +29,24 @@ class SlowTerminal(io.StringIO):
         return count
 
 
+def test_long_wait_prints_a_line_for_each_change_when_nobody_looks(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Into a log file; what lasts prints nothing more, and other work nothing at all."""
+    log = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", log)
+    monkeypatch.setattr(status, "FIRST_S", 0.01)
+    monkeypatch.setattr(status, "LINES_S", 0.01)
+    texts = ["waits\x1b"] * 3 + ["moves"] * 3
+    with showing(lambda: texts.pop(0) if len(texts) > 1 else texts[0], advice="Ctrl-C leaves it."):
+        while "moves" not in log.getvalue() or len(texts) > 1:
+            time.sleep(0.01)
+    assert log.getvalue() == "waits\\x1b. Ctrl-C leaves it.\nmoves\n"
+    with showing("reading"):
+        time.sleep(0.1)
+    assert log.getvalue().count("\n") == 2
+
+
 def test_long_work_shows_what_it_does_and_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ):

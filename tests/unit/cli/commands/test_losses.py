@@ -8,8 +8,9 @@ import pytest
 
 from keylane.admin import GroupDescription
 from keylane.cli.commands.group_description import _show_given_up
-from keylane.cli.commands.operations import _show_views
+from keylane.cli.commands.operations import _copies_lines, _show_views
 from keylane.protocol.control import GivenUpPartition
+from keylane.protocol.membership.views import BrokerView
 from keylane.protocol.operations import (
     GroupLoss,
     LossView,
@@ -34,6 +35,18 @@ def loss(partition_id: int, end_offset: int | None, **messages_max: int | None) 
 def shown(capsys: pytest.CaptureFixture[str]) -> str:
     """What was printed, on one line."""
     return " ".join(capsys.readouterr().out.split())
+
+
+def test_copies_are_named_before_the_loss_of_a_folder_is_accepted():
+    """They have everything that was acked, and would be given up with it."""
+    brokers = [
+        BrokerView(broker_group=group, address="h:1", available=False, silent_ms=9, folders=folders)
+        for group, folders in (("g1", 3), ("g2", 1))
+    ]
+    (line,) = _copies_lines(brokers, "g1")
+    assert line.startswith("Acks waited for 2 copies of the data folder of g1")
+    assert line.endswith("keylane broker promote DIR")
+    assert _copies_lines(brokers, "g2") == []
 
 
 def test_plan_says_a_number_for_each_group_when_a_loss_is_accepted(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
-from keylane.admin import Cause, Explanation
+from keylane.admin import BrokerList, Cause, Explanation, OperationView
+from keylane.admin.why.servers import silent_broker
 from keylane.cli.top.board import STUCK_S, Board, age_text
 from keylane.cli.top.figures import Figures
+from keylane.protocol.operations import OperationKind, OperationState
 from support.boards import ADDRESSES, META, board, brokers, figures
 
 KEY = ("orders", "billing")
@@ -48,12 +51,24 @@ def test_group_whose_lag_does_not_fall_is_explained_once_in_a_while():
     assert made.take_next_to_explain(STUCK_S) == KEY
     assert made.take_next_to_explain(STUCK_S + 1) is None
     (problem,) = made.problems(STUCK_S)
-    assert problem.text == "billing on orders: its lag has not fallen for 10 s"
+    assert (problem.about, problem.text) == ("billing on orders", "its lag has not fallen for 10 s")
     assert problem.step == "keylane why orders --group billing"
     made.note_explanation(KEY, explanation())
     (problem,) = made.problems(STUCK_S)
-    assert problem.text == "billing on orders: no consumer of billing"
+    assert problem.text == "no consumer of billing"
     assert made.take_next_to_explain(STUCK_S + 30) == KEY
+
+
+def test_first_cause_that_is_wrong_is_shown_and_scheduled_messages_are_not_wrong():
+    made = board(seconds=int(STUCK_S), lag=5)
+    scheduled = Cause(code="scheduled", text="1 message waits for its delivery time", step="s")
+    made.note_explanation(KEY, replace(explanation(), causes=(scheduled,)))
+    (problem,) = made.problems(STUCK_S)
+    assert not problem.is_wrong
+    both = (scheduled, *explanation().causes)
+    made.note_explanation(KEY, replace(explanation(), causes=both))
+    (problem,) = made.problems(STUCK_S)
+    assert (problem.text, problem.is_wrong) == ("no consumer of billing", True)
 
 
 def test_group_whose_lag_falls_is_not_a_problem():
@@ -135,7 +150,23 @@ def test_broker_that_does_not_answer_keeps_its_figures_and_says_so():
     assert group.lag == 10
     assert group.stale
     (problem,) = made.problems(8.0)
-    assert problem.text == f"no figures from broker group g2 at {ADDRESSES[1]} for 5 s: it hangs"
+    assert problem.text == (
+        "broker group g2 has given no figures for 5 s: it hangs, although the metaserver heard "
+        "from it 0.0 s ago: if it hangs, nothing is stored in its partitions, and nobody gets what "
+        "is stored there"
+    )
+    assert problem.step == f"look at the process and the log of the broker at {ADDRESSES[1]}"
+
+
+def test_lag_is_partial_while_a_broker_has_never_given_its_figures():
+    made = Board(META)
+    made.note_brokers(brokers(silent=True), 1.0)
+    made.note_figures(ADDRESSES[0], figures(1.0, lag=0))
+    assert made.groups(1.0)[0].is_partial
+    assert made.subjects(1.0)[0].is_partial
+    made.note_figures(ADDRESSES[1], figures(1.0, lag=0))
+    assert not made.groups(1.0)[0].is_partial
+    assert not made.subjects(1.0)[0].is_partial
 
 
 def test_broker_that_the_metaserver_finds_silent_is_named_once():
@@ -143,15 +174,68 @@ def test_broker_that_the_metaserver_finds_silent_is_named_once():
     made.note_brokers(brokers(silent=True), 20.0)
     made.note_figures(ADDRESSES[0], figures(20.0, stored=1000.0))
     (problem,) = made.problems(20.0)
-    assert problem.text == "broker group g2 has been silent for 12 s"
-    assert problem.step == f"keylane broker health {ADDRESSES[1]}"
+    assert problem.text.startswith("broker group g2 has been silent for 12 s: messages for its ")
+    assert problem.step == f"start the broker at {ADDRESSES[1]} again; keylane broker list"
+
+
+def test_silent_broker_is_named_once_with_the_step_of_why_while_it_hangs():
+    made = board(seconds=int(STUCK_S), lag=5)
+    made.take_next_to_explain(STUCK_S)
+    silent = brokers(silent=True)
+    made.note_brokers(silent, STUCK_S)
+    made.note_hanging({"g2"})
+    causes = (silent_broker(silent.brokers[1], (2,), accepts=True), *explanation().causes)
+    made.note_explanation(KEY, replace(explanation(), causes=causes))
+    assert [each.step for each in made.problems(STUCK_S)] == [
+        f"end the process at {ADDRESSES[1]}, which hangs; then start the broker again",
+        "start one",
+    ]
+    made.note_brokers(brokers(), STUCK_S)
+    assert [each.step for each in made.problems(STUCK_S)] == ["start one"], "it is heard again"
+
+
+def test_group_that_only_waits_for_a_broker_is_named_once_the_broker_is_heard():
+    made = board(seconds=int(STUCK_S), lag=5)
+    made.take_next_to_explain(STUCK_S)
+    silent = brokers(silent=True)
+    made.note_explanation(
+        KEY, replace(explanation(), causes=(silent_broker(silent.brokers[1], (2,)),))
+    )
+    made.note_brokers(silent, STUCK_S)
+    (problem,) = made.problems(STUCK_S)
+    assert problem.text.startswith("broker group g2 has been silent for 12 s")
+    made.note_brokers(brokers(), STUCK_S)
+    (problem,) = made.problems(STUCK_S)
+    assert problem.text == "its lag has not fallen for 10 s"
+    assert problem.about == "billing on orders"
 
 
 def test_operations_that_wait_are_named():
     made = board(seconds=1)
-    figures_now = Figures(1.0, {"keylane_metaserver_waiting_operations": {(): 2.0}})
-    made.note_metaservers({META: figures_now})
-    assert [each.text for each in made.problems(1.0)] == ["2 operations on partitions cannot go on"]
+    operation = OperationView(
+        operation_id=7,
+        subject="orders",
+        kind=OperationKind.RESIZE,
+        state=OperationState.SEAL,
+        sealed=(),
+        children=(),
+        problem="broker group g2 is silent",
+    )
+    made.note_operations([operation])
+    (problem,) = made.problems(1.0)
+    assert problem.text == "operation 7 (resize) on orders waits: broker group g2 is silent"
+
+
+def test_board_is_looking_until_it_can_know_whether_a_group_is_stuck():
+    made = Board(META)
+    assert made.is_looking(100.0)
+    made.note_brokers(BrokerList(brokers=[], refused=[]), 100.0)
+    assert not made.is_looking(100.0), "no broker can say more"
+    made.note_brokers(brokers(), 100.0)
+    assert made.is_looking(200.0), "no broker has given its figures"
+    made.note_figures(ADDRESSES[0], figures(200.0, lag=5, lag_s=60))
+    assert made.is_looking(200.0 + STUCK_S - 1)
+    assert not made.is_looking(200.0 + STUCK_S)
 
 
 def test_group_with_consumers_and_no_lag_known_is_listed():

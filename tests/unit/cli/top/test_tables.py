@@ -9,7 +9,6 @@ from rich.cells import cell_len
 
 from keylane.cli.top.board import Problem
 from keylane.cli.top.tables import (
-    ALL_IS_WELL,
     BROKERS,
     GROUPS,
     ROWS_MAX,
@@ -44,6 +43,31 @@ def test_rows_with_unknown_values_come_last():
         for name, rate in (("a", None), ("b", 0.0))
     ]
     assert keys(arrange(SUBJECTS, rows, 80)) == ["b", "a"]
+
+
+def test_lag_that_is_known_in_part_says_so():
+    rows = [replace(GROUP, lag=lag, lag_s=0, parked=0, is_partial=True) for lag in (0, 1_234)]
+    texts = [[cell.strip() for cell in cells] for _, cells in arrange(GROUPS, rows, 120).rows]
+    assert [(cells[2], cells[3], cells[7]) for cells in texts] == [
+        ("1,234 or more", "?", "?"),
+        ("?", "?", "?"),
+    ]
+    (_, cells) = arrange(SUBJECTS, [replace(SUBJECT, lag=0, is_partial=True)], 120).rows[0]
+    assert cells[6].strip() == "?"
+
+
+def test_sentence_begins_with_a_capital_letter_and_the_name_of_a_group_is_kept():
+    assert problem_lines(
+        [Problem("its lag grows"), Problem("its lag grows", about="b")], 80, 9
+    ) == [
+        "! Its lag grows",
+        "! b: Its lag grows",
+    ]
+
+
+def test_problem_has_no_exclamation_mark_when_nothing_is_wrong():
+    scheduled = Problem("1 message waits for its delivery time", is_wrong=False)
+    assert problem_lines([scheduled], 80, 9) == ["· 1 message waits for its delivery time"]
 
 
 def test_filter_finds_a_part_of_any_name_in_any_case():
@@ -84,8 +108,8 @@ def test_control_characters_of_names_are_escaped():
 
 
 def test_problems_are_lines_with_the_next_step():
-    assert problem_lines([], 80, 5) == [ALL_IS_WELL]
-    assert problem_lines([Problem("it hangs", "start it")], 80, 5) == ["! it hangs", "  → start it"]
+    assert problem_lines([], 80, 5) == []
+    assert problem_lines([Problem("it hangs", "start it")], 80, 5) == ["! It hangs", "  → start it"]
 
 
 def test_problems_for_which_there_is_no_room_are_counted():

@@ -97,7 +97,7 @@ async def settled(pilot: Pilot[None]) -> str:
 
 OVERVIEW = """\
 keylane top  127.0.0.1:7000  TIME
-! billing on orders: no consumer of billing has sent a heartbeat for 12 s
+! billing on orders: No consumer of billing has sent a heartbeat for 12 s
   → start a consumer of orders in the group billing
   Brokers (2)
  broker↑  state      stored/s   handed/s   folders   disk   copy lag   free
@@ -126,6 +126,18 @@ async def test_overview_says_what_is_wrong_first_and_fits_into_a_small_terminal(
     app = TopApp(StillAsker(lagging()))
     async with app.run_test(size=(80, 24)) as pilot:
         assert await settled(pilot) == OVERVIEW
+
+
+async def test_overview_says_that_it_looks_until_it_can_know_that_nothing_is_wrong():
+    for seconds, line in (
+        (5, "Looking: it takes 10 s to see whether a group is stuck."),
+        (12, "Nothing is wrong that the servers know of."),
+    ):
+        made = board(seconds=seconds)
+        asker = StillAsker(made)
+        asker.now_s = lambda seconds=seconds: float(seconds)
+        async with TopApp(asker).run_test(size=(80, 24)) as pilot:
+            assert (await settled(pilot)).splitlines()[1] == line
 
 
 async def test_wide_screen_has_all_columns_and_more_rows():
@@ -161,7 +173,7 @@ async def test_group_is_opened_with_its_causes_and_partitions_and_left_again():
         await pilot.press("enter")
         text = await settled(pilot)
         assert asker.opened == [("orders", "billing")]
-        assert text.startswith("keylane top  billing on orders  lag 20  consumers 0\n! no consumer")
+        assert text.startswith("keylane top  billing on orders  lag 20  consumers 0\n! No consumer")
         assert re.search(r" 1 +open +g1 +- +40 +60 +20", text)
         await pilot.press("escape")
         assert await settled(pilot) == OVERVIEW
@@ -185,20 +197,44 @@ async def test_keys_sort_reverse_and_filter_the_table_that_has_them():
         assert "▶ Subjects (2)" in await settled(pilot)
 
 
-async def test_cursor_stays_at_its_group_while_the_order_changes():
+def with_lags(made: Board, lags: dict[str, float]) -> None:
+    """Note the lags of more groups."""
+    more = figures(NOW_S, stored=600, lag=10)
+    lags_by_labels = {("orders", group): lag for group, lag in lags.items()}
+    more.values["keylane_group_lag_messages"].update(lags_by_labels)
+    made.note_figures(ADDRESSES[0], more)
+
+
+async def test_cursor_stays_at_the_group_that_was_chosen_while_the_order_changes():
     made = lagging()
+    with_lags(made, {"audit": 30.0})
     asker = StillAsker(made)
     app = TopApp(asker)
     async with app.run_test(size=(80, 24)) as pilot:
-        await settled(pilot)
-        more = figures(NOW_S, stored=600, lag=10)
-        more.values["keylane_group_lag_messages"]["orders", "audit"] = 5000.0
-        made.note_figures(ADDRESSES[0], more)
-        app.screen.show()
         assert re.search(r"audit .*\n billing", await settled(pilot))
+        await pilot.press("down")
+        for lags in ({"audit": 30.0, "search": 40.0}, {"audit": 5.0}, {"audit": 30.0}):
+            with_lags(made, lags)
+            app.screen.show()
+            await settled(pilot)
         await pilot.press("enter")
         await settled(pilot)
         assert asker.opened == [("orders", "billing")]
+
+
+async def test_greatest_lag_stays_in_sight_until_the_user_moves_the_cursor():
+    made = lagging()
+    asker = StillAsker(made)
+    app = TopApp(asker)
+    async with app.run_test(size=(100, 24)) as pilot:
+        await settled(pilot)
+        for count in (20, 40):
+            with_lags(made, {f"group-{number}": 100.0 + number for number in range(count)})
+            app.screen.show()
+            assert re.search(rf"group +subject .*\n group-{count - 1} ", await settled(pilot))
+        await pilot.press("enter")
+        await settled(pilot)
+        assert asker.opened == [("orders", "group-39")]
 
 
 async def test_markup_and_control_characters_are_shown_as_they_are():

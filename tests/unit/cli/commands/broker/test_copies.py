@@ -20,16 +20,22 @@ from keylane.cli.commands.broker.copies import (
     title_of,
 )
 from keylane.cli.options import OutputFormat
-from keylane.protocol.errors import NotSentError
+from keylane.protocol.errors import ConfigError, NotSentError
 from keylane.protocol.membership.views import BrokerView
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
 
 
 def view(
-    members: tuple[str, ...], lags: Mapping[str, int], *, wanted: int = 2, **changed: Any
+    members: tuple[str, ...],
+    lags: Mapping[str, int],
+    *,
+    wanted: int = 2,
+    least: int = 1,
+    **changed: Any,
 ) -> CopiesView:
-    return join_copies("g1", CopySet(wanted=wanted, members=members), lags, **changed)
+    stored = CopySet(wanted=wanted, least=least, members=members)
+    return join_copies("g1", stored, lags, **changed)
 
 
 def test_copies_of_the_set_are_shown_before_the_others():
@@ -73,11 +79,29 @@ def test_command_says_what_to_look_at_when_acks_wait_for_fewer_copies_than_wante
     assert "behind" in line
 
 
+def test_command_says_that_nothing_is_acked_when_too_few_folders_have_everything():
+    joined = view((), {}, wanted=3, least=2)
+    assert title_of(joined) == (
+        "g1 is to have 3 data folders, of which 2 must have a message; acks wait for no copy"
+    )
+    assert advice_lines(joined)[-1] == (
+        "Nothing is acked until 2 data folders have everything. If fewer are to do: keylane broker "
+        "copies g1 --wanted 3 --least 1"
+    )
+    assert len(advice_lines(view((A,), {}, wanted=3, least=2))) == 1
+
+
+async def test_least_is_refused_when_nothing_else_is_set() -> None:
+    with pytest.raises(ConfigError, match="--least goes with --wanted"):
+        await show_copies("m:1", OutputFormat.JSON, group="g1", wanted=None, least=2)
+
+
 def test_set_is_shown_alone_when_the_broker_does_not_answer():
     joined = view((A,), {}, problem="g1:1 refuses connections")
     assert rows_of(joined) == [(A, "yes", None)]
-    (line,) = advice_lines(joined)
+    line, advice = advice_lines(joined)
     assert line.endswith("only the set is shown: g1:1 refuses connections")
+    assert "by itself if it runs with failover" in advice
 
 
 def test_promoted_copy_is_named_until_a_broker_answers():
@@ -114,8 +138,8 @@ class FakeAdmin:
     async def copies(self, _group: str) -> CopySet:
         return self.stored
 
-    async def set_copies(self, _group: str, wanted: int) -> CopySet:
-        return CopySet(wanted=wanted, members=self.stored.members)
+    async def set_copies(self, _group: str, wanted: int, *, least: int | None) -> CopySet:
+        return CopySet(wanted=wanted, least=least or 1, members=self.stored.members)
 
     async def list_brokers(self) -> Any:
         class Listed:
@@ -136,7 +160,7 @@ async def test_output_has_one_object_with_both_when_it_is_json(
     await show_copies("m:1", OutputFormat.JSON, group="g1", wanted=3)
     (line,) = capsys.readouterr().out.splitlines()
     assert line == (
-        '{"broker_group":"g1","wanted":3,"acks_wait_for":1,"copies":['
+        '{"broker_group":"g1","wanted":3,"least":1,"acks_wait_for":1,"copies":['
         f'{{"copy_id":"{A}","in_set":true,"bytes_behind":0}},'
         f'{{"copy_id":"{B}","in_set":false,"bytes_behind":9}}],'
         '"promoted":"","term":0,"version":0,"broker_problem":""}'
@@ -155,4 +179,4 @@ async def test_table_says_that_the_broker_cannot_be_asked(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].strip() == "g1 is to have 2 data folders; acks wait for 1 copy"
     assert any(line.split() == [A, "yes", "-"] for line in lines)
-    assert lines[-1].endswith("h:1 refuses connections")
+    assert any(line.endswith("h:1 refuses connections") for line in lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -18,12 +19,13 @@ from keylane.cli.commands.debug.contents import (
 from keylane.protocol.control import GroupStatus, PartitionStatus
 from keylane.protocol.parked import FailingMessage, Failure, ParkedView, ParkState
 from keylane.protocol.routing import PartitionState
+from keylane.protocol.text import key_digest
 
 SECRET = "kl_recognisable"
 
 
 def test_contents_mask_secrets_and_passwords_of_urls_in_names_and_values():
-    contents = Contents([SECRET])
+    contents = Contents([SECRET], salt=b"s")
     text = f"cannot open postgresql://u:pw@db/x with {SECRET}"
     contents.add("a.json", "a", {SECRET: [text, {"b": (text,)}]})
     contents.add("b.txt", "b", f"{text}\n{text}")
@@ -35,7 +37,7 @@ def test_contents_mask_secrets_and_passwords_of_urls_in_names_and_values():
 
 
 def test_contents_leave_out_a_part_for_which_there_is_no_room_and_say_so():
-    contents = Contents(bytes_max=100)
+    contents = Contents(salt=b"s", bytes_max=100)
     contents.add("large.txt", "large", "x" * 200)
     contents.add("small.txt", "small", "x")
     assert [*contents.parts] == ["small.txt"]
@@ -88,6 +90,23 @@ def test_parked_key_is_a_digest():
     assert SECRET not in str(kept)
     assert SECRET.encode().hex() not in str(kept)
     assert kept["failure"]["kind"] == "ValueError"
+
+
+def test_digests_of_keys_are_salted_anew_for_each_bundle():
+    """A key has one digest in a bundle, in values and in the texts of a log, and another one in the
+    next: nobody who guesses it can tell.
+    """
+
+    def digests(salt: bytes) -> set[str]:
+        contents = Contents(salt=salt)
+        contents.add("a.json", "a", {"key": key_digest(b"customer-7")})
+        contents.add("b.log", "b", f"cannot store {key_digest(b'customer-7')}: full")
+        texts = b"".join(contents.parts.values()).decode()
+        assert key_digest(b"customer-7") not in texts
+        return {*re.findall("salted key digest [0-9a-f]{16}", texts)}
+
+    first, second = digests(b"one"), digests(b"two")
+    assert (len(first), len(second), len(first | second)) == (1, 1, 2)
 
 
 def test_variables_are_those_of_keylane_without_secrets():

@@ -33,6 +33,17 @@ def test_alerts_fire_when_they_should_and_not_before(tmp_path: Path) -> None:
     assert "SUCCESS" in promtool("test", "rules", str(story))
 
 
+@pytest.mark.parametrize("name", [rule["alert"] for rule in ALERTS])
+def test_alert_has_a_story_in_which_it_fires_and_one_in_which_it_does_not(name: str) -> None:
+    told = [
+        bool(each.get("exp_alerts"))
+        for story in yaml.safe_load(STORY.read_text())["tests"]
+        for each in story["alert_rule_test"]
+        if each["alertname"] == name
+    ]
+    assert {*told} == {True, False}
+
+
 def test_alerts_have_names_of_their_own() -> None:
     names = [rule["alert"] for rule in ALERTS]
     assert len({*names}) == len(names)
