@@ -27,7 +27,8 @@ from ..broker.settings import BrokerSettings
 from ..broker.storage.files import AppendFile
 from ..metaserver.services import build_services
 from ..metaserver.settings import MetaserverSettings
-from ..metaserver.sql.clock_restart import restart_times_after_boot
+from ..metaserver.sql.clock_restart import give_time_back, restart_times_after_boot
+from ..protocol.address import META_DEFAULT
 from ..protocol.errors import InvalidRequestError, StorageError, StoryError
 from ..rpc.access.guard import Guard
 from ..rpc.client import MetaClient
@@ -257,12 +258,6 @@ class ClientProgram(StoryProgram):
         return self._result
 
 
-USUAL_ADDRESS = "127.0.0.1:7000"
-"""The address of `keylane dev`, which a program under test may use by default. The metaserver of a
-story also listens there.
-"""
-
-
 class MetaserverProgram(StoryProgram):
     """The metaserver, whose database survives restarts."""
 
@@ -289,13 +284,17 @@ class MetaserverProgram(StoryProgram):
             f"boot {self._machine.boots}",
             broker_ttl_ms=self._settings.broker_ttl_ms,
         )
+        self._database.transact(
+            give_time_back, away_ms=None, broker_ttl_ms=self._settings.broker_ttl_ms
+        )
         network = SimNetwork(self._internet, self._process)
         services = build_services(
             self._database, network, self._settings, clock=self._machine, rng=self._rng
         )
         services.catalogue.trust_database()
         listener = Listener(self._process, self._machine, services.routes)
-        for address in (self.address, USUAL_ADDRESS):
+        # A program under test may use the other one by default.
+        for address in (self.address, META_DEFAULT):
             self._internet.listen(address, listener)
         periodic = asyncio.create_task(services.periodic_tasks.run())
         with SimStopSignals() as stop:

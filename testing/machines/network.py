@@ -262,6 +262,16 @@ class SimNetwork:
         except TimeoutError:
             raise NotSentError(f"cannot reach the broker at {address}: time") from None
 
+    async def is_accepting(self, address: str, *, timeout_ms: int) -> bool:
+        """See `Network.is_accepting`."""
+        internet, client = self._internet, self._process
+        await asyncio.sleep(min(internet.draw_delay_s(), timeout_ms / 1000))
+        listener = internet.listeners.get(address)
+        if listener is None:
+            return False
+        name = listener.process.name
+        return not (internet.is_cut(client.name, name) or internet.is_cut(name, client.name))
+
     async def control(
         self,
         method: str,

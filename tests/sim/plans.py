@@ -8,6 +8,7 @@ import random
 
 from sim.actors.losing import for_losses, is_losing
 from sim.actors.operators import for_operators, is_operated
+from sim.actors.outages import for_outages, is_away
 from sim.actors.retaining import for_retention, is_retaining
 from sim.actors.users import for_users
 from sim.copies import for_copies, is_copied
@@ -22,6 +23,8 @@ def usual_plan(seed: int, drawn: Swarm) -> Swarm:
         drawn = for_retention(seed, drawn)
     if is_copied(seed):
         drawn = for_copies(drawn)
+    if is_away(seed):
+        drawn = for_outages(seed, drawn)
     if is_losing(seed):
         drawn = for_losses(drawn)
     return for_users(seed, drawn)

@@ -272,9 +272,9 @@ def main() -> int:
             print(f"trace {outcome['trace']}, {outcome['virtual_s']:.1f} virtual seconds")
     names: list[str] = []
     if args.mutants:
-        from sim.mutants.bank import MUTANTS
+        from sim.mutants.bank import hunted_mutants
 
-        names = sorted(MUTANTS) if args.mutants == "1" else args.mutants.split(",")
+        names = hunted_mutants() if args.mutants == "1" else args.mutants.split(",")
     caught = 0
     for hunted in hunts(names, args.limit, args.workers) if names else ():
         caught += hunted["caught"]

@@ -9,36 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from sim.mutants.rare import CAUGHT_BY
 from support.with_mutant import NAME
 
 ROOT = Path(__file__).parents[2]
-COPIES = "unit/broker/copies"
-CAUGHT_BY = {
-    "copies_join_beside_a_commit_that_has_ended": "unit/broker/store/test_group_commit.py::"
-    "test_commit_that_copies_have_is_decided_before_it_is_durable",
-    "copies_say_what_they_are_about_to_store": f"{COPIES}/test_follower.py::"
-    "test_follower_asks_ahead_while_it_stores_when_its_broker_has_more",
-    "replaced_folders_keep_their_snapshots": f"{COPIES}/test_follower.py::"
-    "test_folder_of_a_replaced_broker_becomes_a_copy_of_the_one_in_its_place",
-    "copies_remove_segments_at_once": f"{COPIES}/test_follower.py::"
-    "test_copy_keeps_a_segment_until_it_has_what_the_broker_repeated_of_it",
-    "copies_remove_segments_that_a_cut_needs": f"{COPIES}/test_follower.py::"
-    "test_copy_keeps_a_segment_until_it_has_what_the_broker_repeated_of_it",
-    "cut_copies_keep_their_trail": f"{COPIES}/test_copied_log.py::"
-    "test_copied_log_has_lost_nothing_when_it_was_cut",
-    "reports_count_before_a_comparison": f"{COPIES}/test_follower.py::"
-    "test_copy_counts_only_once_its_log_was_compared",
-    "segments_of_a_commit_begin_with_the_barrier": "unit/broker/storage/log/test_commit_log.py::"
-    "test_records_follow_each_other_and_segments_join",
-    "sets_are_changed_from_any_version": "unit/metaserver/cluster/test_copy_sets.py::"
-    "test_set_is_changed_only_from_the_version_that_its_broker_knows",
-    "two_folders_count_as_one": f"{COPIES}/test_follower.py::"
-    "test_folder_that_was_copied_from_that_of_another_follower_gets_another_id",
-    "unanswered_proposals_are_forgotten": f"{COPIES}/test_set_keeper.py::"
-    "test_copy_counts_while_it_is_not_known_whether_it_has_joined",
-    "loose_messages_are_released_by_range": "unit/broker/test_parking_of_parents.py::"
-    "test_displaced_key_passes_with_the_loose_messages_and_is_released_with_them",
-}
 
 
 @pytest.mark.parametrize("mutant", CAUGHT_BY)

@@ -18,8 +18,10 @@ from sim.features.world import HARDER as HARDER_KINDS
 from sim.features.world import kind_of
 from sim.machines.calls import WINDOW_S, CallRates
 from sim.machines.real_clock import no_real_clock
+from sim.mutants import of_copies
 from sim.mutants.bank import MUTANTS, seeds_for
 from sim.mutants.catches import CATCHES
+from sim.mutants.rare import CAUGHT_BY
 from sim.mutants.worlds import SHOWN_IN
 from sim.run import (
     FEATURES_FIRST,
@@ -348,6 +350,9 @@ def test_mutants_are_known_by_their_seeds():
     assert {*SAMPLE, *MORE} <= set(MUTANTS)
     assert set(SHOWN_IN) <= set(MUTANTS)
     assert all(seed >= 0 for seed in CATCHES.values())
+    assert set(CAUGHT_BY) <= set(MUTANTS)
+    known = {breaks.__name__ for breaks in of_copies.BREAKS}
+    assert known <= {*CATCHES, *CAUGHT_BY}, "a seed or a test catches each"
 
 
 def test_hunt_tries_the_worlds_that_may_show_a_mutant():

@@ -40,6 +40,7 @@ from sim.actors.hosts import META_SETTINGS, BrokerHost, Host, MetaHost
 from sim.actors.losing import Loser, is_losing
 from sim.actors.onlooker import read_everything
 from sim.actors.operators import Operator, is_operated, uncordon
+from sim.actors.outages import Outage, is_away
 from sim.actors.outboxes import Outboxes, has_outbox
 from sim.actors.poison import owed, told, unhandled
 from sim.actors.retaining import DeadGroupHost, verify_on_the_way
@@ -141,6 +142,7 @@ class World:
             for producer in self.producers:
                 producer.on_lost = self.loser.check_registered
         self.creator = Creator(self, self._operator_meta)
+        self.outage: Outage | None = None
         self.copying = Copying(self, self._operator_meta)
         if self._has_copies():
             self.copying.add(self._meta)
@@ -501,6 +503,9 @@ class World:
             self._operator_does(self.loser.work())
         if is_creating(self.seed):
             self._operator_does(self.creator.work())
+        if is_away(self.seed) and self.is_usual:
+            self.outage = Outage(self)
+            self._operator_does(self.outage.work())
         self._start_copying()
         if self.shelf.watched:
             self._operator_does(verify_on_the_way(self, self._operator_meta))

@@ -59,6 +59,7 @@ def started(
         ours,
         left_ms(session),
         with_earlier,
+        clock_ns >= tenure.granted_until_ms * 1_000_000,
     )
 
 

@@ -1,7 +1,8 @@
 """In some worlds of every kind brokers have copies of their folders, and acks wait for them.
 
     brokers and copies end, lose power, stand still, are cut off from each other and from
-    metaservers; a broker is given up, dead or not, and a copy takes its place
+    metaservers; disks of copies are lost, full, fail, lie and are older images; the database is
+    restored from a backup; a broker is given up, dead or not, and a copy takes its place
 
 What an operator gives up is never restarted as the broker of its group, but it may run on for a
 while, and not know. It draws from generators of its own.
@@ -10,22 +11,29 @@ while, and not know. It draws from generators of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
+from keylane.broker.copies.folding import Folding
 from keylane.broker.copies.follower import Follower
-from keylane.broker.offline.promotion import (
-    Candidate,
-    demote_folder,
-    promote_candidate,
-    read_candidate,
-)
+from keylane.broker.offline.promotion import demote_folder, promote_candidate, read_candidate
+from keylane.broker.partition.image import encode_partition
+from keylane.broker.scheduled.agenda import ScheduledAgenda
+from keylane.broker.storage.copy_file import Candidate
+from keylane.broker.storage.index.kinds import mark_incomplete, open_index
 from keylane.broker.storage.log.commit_log import segment_bases, segment_path
+from keylane.broker.store.opening import OpenedState, Recovery
+from keylane.metaserver.backup.rows import IDS_AHEAD
+from keylane.metaserver.sql.schema import copy_sets
 from keylane.protocol import endpoints
-from keylane.protocol.copies import PromoteCopy, SetCopies
+from keylane.protocol.copies import HandOver, PromoteCopy, SetCopies
 from keylane.protocol.errors import (
     ConflictError,
     DataFolderError,
@@ -50,9 +58,13 @@ TAKING_OVER = range(450_000_000, 500_000_000)
 """In these, a copy takes the place of a broker that is gone by itself, and brokers that were
 replaced become copies.
 """
+HANDING_OVER = range(460_000_000, 500_000_000)
+"""In these of them, operators let brokers hand over to copies as well."""
 LOOK_S = 0.5
 NEAR_BYTES = 20_000
 """So much of the end of a log is compared at each commit."""
+REQUEST_S = 2.0
+"""Within this time a request that was sent is answered, or lost."""
 REFUSED_S = 1 + META_SETTINGS.broker_ttl_ms / 1000
 """So long a broker that was given up is known as refused."""
 
@@ -78,7 +90,13 @@ class CopyHost(DiskHost):
         """Called when the follower has found that its disk has lost what it had synced."""
         self.has_lied = False
         """True if the disk has lost what it had synced."""
+        self.disk_fails = False
+        """True while the disk is full or takes no writes."""
+        self.former: list[SimDisk] = []
+        """Disks of which something was lost: the broker may count with what they had."""
         self.takes_over = False
+        self.folds = False
+        """Whether it is kept ready to serve."""
         self.on_place: Callable[[CopyHost], None] = lambda _host: None
         """Called when the copy has the place of its broker."""
 
@@ -89,6 +107,13 @@ class CopyHost(DiskHost):
     def _start(self) -> None:
         self.disk.lock()
         network = SimNetwork(self.internet, self.process)
+        folding = Folding(
+            self.disk,
+            "file",
+            make_agenda=partial(ScheduledAgenda, self.disk, self.machine),
+            clock=self.machine,
+            run_blocking=self._fold,
+        )
         follower = Follower(
             self.disk,
             self.group,
@@ -98,24 +123,45 @@ class CopyHost(DiskHost):
             clock=self.machine,
             rng=random.Random(f"{self.name} {self.starts}"),
             takes_over=self.takes_over,
+            folding=folding if self.folds else None,
         )
-        self.spawn(self._follow(follower), self.process.context.copy())
+        self.spawn(self._follow(follower, folding), self.process.context.copy())
 
-    async def _follow(self, follower: Follower) -> None:
+    async def _follow(self, follower: Follower, folding: Folding) -> None:
         """Follow until the disk fails or the copy has the broker's place; what else ends a copy is a
         find.
         """
         try:
             await follower.run()
+            if self.folds:
+                self._compare_folded(await folding.finish())
             self.on_place(self)
         except StorageError as error:
             if self.has_lied and error.reason in {Reason.COPY_UNUSABLE, Reason.COPY_DIFFERS}:
                 self.end(machine_down=False)
                 self.on_unusable(self)
                 return
-            if not self.disk.failing_operation and self.disk.free_space is None:
+            if not self.disk_fails:
                 raise
             self.end(machine_down=False)
+
+    async def _fold(self, function: Callable[..., Any], /, *args: Any) -> Any:
+        """In a thread of its own."""
+        return await super()._blocking(function, *args)
+
+    def _compare_folded(self, recovery: Recovery | None) -> None:
+        """What was applied while it followed is what a broker reads from the folder."""
+        if recovery is None:
+            return
+        disk = copy_of(self.disk)
+        agenda = ScheduledAgenda(disk, self.machine)
+        mark_incomplete(disk, "file")
+        read = Recovery(disk, open_index(disk, "file"), agenda, clock=self.machine).finish()
+        ours, theirs = _images(recovery.finish()), _images(read)
+        recovery.queues.close_unflushed()
+        if ours != theirs:
+            ids = [each for each in theirs if ours.get(each) != theirs[each]]
+            self.loop.faults.append(f"{self.name} has applied other records: {ids or sorted(ours)}")
 
     async def _blocking(self, function: Callable[..., Any], /, *args: Any) -> Any:
         if getattr(function, "__name__", "") == "cut":
@@ -146,6 +192,7 @@ class Copying:
         self._tears = self._rng.random() < 0.3
         """Mostly, brokers lose power while they sync."""
         self.promoted = 0
+        self.handed_over = 0
         self._replaced: list[tuple[BrokerHost, CopyHost]] = []
         """Brokers whose folder becomes a copy, each with the host that keeps it then."""
         self._old: set[CopyHost] = set()
@@ -172,6 +219,7 @@ class Copying:
                 )
                 host.on_cut, host.on_unusable = self._note_cut, self._begin_anew
                 host.takes_over = world.seed % 10**9 in TAKING_OVER
+                host.folds = world.seed % 10**9 in HANDING_OVER
                 host.on_place = self._take_over
                 self.copies.append(host)
 
@@ -193,6 +241,18 @@ class Copying:
                     f"{broker.name} has made {end} durable, {copy.name} may be promoted in its "
                     f"place, {lacking}"
                 )
+        least = broker.least_folders
+        folders = 1 + sum(
+            any(
+                not _lacks(disk, broker.disk, end, start=end - NEAR_BYTES)
+                for disk in (copy.disk, *copy.former)
+            )
+            for copy in (self._copies_of(broker.group) if least > 1 else ())
+        )
+        if folders < least:
+            self.problems.append(
+                f"{broker.name} has made {end} durable, which {folders} of {least} folders have"
+            )
 
     def _note_cut(self, copy: CopyHost, position: int) -> None:
         end = self._ends.get(copy.group, 0)
@@ -218,6 +278,8 @@ class Copying:
             self._look_after_brokers()
             if world.faults.healed:
                 break
+            if world.outage is not None and world.outage.is_quiet:
+                continue
             if self._tears and rng.random() < 0.7:
                 self._tear(rng.choice(self.copies).group)
             else:
@@ -234,6 +296,7 @@ class Copying:
         self.idle = True
         while True:
             await asyncio.sleep(LOOK_S)
+            await self._want_all()  # a request of before may have come late
             self._check_sets()
             self._look_after_brokers()
 
@@ -257,14 +320,18 @@ class Copying:
 
     async def _want_all(self) -> None:
         for group in sorted({copy.group for copy in self.copies}):
-            wanted = SetCopies(wanted=1 + len(self._copies_of(group)))
-            await self._call(endpoints.SET_COPIES, wanted, group)
+            wanted = 1 + len(self._copies_of(group))
+            query = "SELECT wanted FROM copy_sets WHERE broker_group = ?"
+            if self._world.shelf.ask(query, (group,)) != [(wanted,)]:
+                await self._call(endpoints.SET_COPIES, SetCopies(wanted=wanted), group)
 
     async def _trouble(self, deed: float) -> None:
         world, rng = self._world, self._rng
         host = rng.choice(self.copies)
         if host.takes_over and rng.random() < 0.3:
             self._stop_broker(host.group)
+        elif host.folds and rng.random() < 0.3:
+            await self._hand_over(host)
         elif deed < 0.12:
             host.end(machine_down=rng.random() < 0.3)
             world.loop.after(4 * rng.random(), world.faults.restart, host)
@@ -285,9 +352,7 @@ class Copying:
         elif deed < 0.83 and self._is_promoted(host):
             pass  # only an operator could say what is to be given up
         elif deed < 0.77:
-            host.end(machine_down=True)
-            host.new_folder()
-            world.loop.after(2 * rng.random(), world.faults.restart, host)
+            await self._lose_disk(host)
         elif deed < 0.81:
             await self._put_back(host)
         elif deed < 0.83:
@@ -297,6 +362,54 @@ class Copying:
             await self._call(endpoints.SET_COPIES, SetCopies(wanted=count), host.group)
         elif deed < 0.94:
             self._tear(host.group)
+        elif deed < 0.98:
+            self._fail_disk(host)
+        else:
+            await self._restore(host.group)
+
+    async def _lose_disk(self, host: CopyHost) -> None:
+        if await self._ends_without_place(host):
+            host.former.append(host.new_folder())
+        self._world.loop.after(2 * self._rng.random(), self._world.faults.restart, host)
+
+    def _fail_disk(self, host: CopyHost) -> None:
+        """A copy's disk is full, or takes no writes, for a while."""
+        if host.gone or not host.running:
+            return
+        host.disk_fails = True
+        if self._rng.random() < 0.5:
+            host.disk.free_space = self._rng.randint(0, 2_000)
+        else:
+            host.disk.failing_operation = self._rng.choice(("fdatasync", "write"))
+        self._world.loop.after(3 * self._rng.random(), self._mend_disk, host, host.disk)
+
+    def _mend_disk(self, host: CopyHost, disk: SimDisk) -> None:
+        """An operator makes room, or the disk takes writes again; what was not synced is gone."""
+        for each in (disk, host.disk):
+            has_failed = each.failing_operation
+            each.free_space, each.failing_operation = None, ""
+            if has_failed and each is host.disk:
+                host.lose_power()
+        host.disk_fails = False
+        self._world.faults.restart(host)
+
+    async def _restore(self, group: str) -> None:
+        """The database is restored from a backup, as far as it knows of copies; in half of the cases
+        the disk of a copy is lost meanwhile.
+        """
+        rng, shelf = self._rng, self._world.shelf
+        ask = (
+            "SELECT wanted, least, term, version, durable_end FROM copy_sets "
+            "WHERE broker_group = ? AND promoted = ''"
+        )
+        [*before] = shelf.ask(ask, (group,))
+        await asyncio.sleep(3 * rng.random())
+        [*now] = shelf.ask(ask, (group,))
+        if not before or not now or before[0][2] != now[0][2]:
+            return  # a copy was promoted: the broker's row would be another one as well
+        shelf.run(_put_back_rows, (group, before[0]), {}, durable=True)
+        if rng.random() < 0.5:
+            await self._lose_disk(rng.choice(self._copies_of(group)))
 
     async def _put_back(self, host: CopyHost) -> None:
         """An older image of a copy's disk takes the place of the disk, of which the broker has
@@ -306,9 +419,10 @@ class Copying:
         image = copy_of(host.disk)
         await asyncio.sleep(3 * rng.random())
         if _id_of(host.disk) == _id_of(image) and self._reported(host.group) > _synced_end(image):
-            host.end(machine_down=True)
-            host.disk = image
-            self._old.add(host)
+            if await self._ends_without_place(host):
+                host.former.append(host.disk)
+                host.disk = image
+                self._old.add(host)
             world.loop.after(rng.random(), world.faults.restart, host)
 
     def _lie(self, host: CopyHost) -> None:
@@ -322,12 +436,22 @@ class Copying:
         host.lose_power()
         kept = _synced_end(host.disk) - rng.randint(1, 3_000)
         if max(bases[-1], self._reported(host.group) - 3_000) <= kept < self._reported(host.group):
+            host.former.append(copy_of(host.disk))
             content = host.disk.contents[segment_path(bases[-1])]
             for data in (content.data, content.synced):
                 del data[kept - bases[-1] :]
             host.has_lied = True
             self._old.add(host)
         world.loop.after(2 * rng.random(), world.faults.restart, host)
+
+    async def _ends_without_place(self, host: CopyHost) -> bool:
+        """End a copy whose disk is about to be lost. Return False if it was started again
+        meanwhile, or gets the place of its broker, because its request was on its way.
+        """
+        host.end(machine_down=True)
+        if host.takes_over:
+            await asyncio.sleep(REQUEST_S)
+        return not (host.running or self._is_promoted(host))
 
     def _is_promoted(self, host: CopyHost) -> bool:
         """Whether the copy has the place of its broker, and may not know it yet."""
@@ -336,7 +460,7 @@ class Copying:
 
     def _begin_anew(self, host: CopyHost) -> None:
         """An operator gives a copy an empty folder."""
-        host.new_folder()
+        host.former.append(host.new_folder())
         self._world.loop.after(self._rng.random(), self._world.faults.restart, host)
 
     def _reported(self, group: str) -> int:
@@ -374,6 +498,17 @@ class Copying:
             world.loop.after(6 * rng.random(), world.faults.restart, broker)
         else:
             self._isolate(broker)
+
+    def kill_brokers(self) -> bool:
+        """Kill the brokers whose copies may take their places. Return True if there are any."""
+        world = self._world
+        groups = {copy.group for copy in self.copies if copy.takes_over}
+        brokers = [each for each in world.brokers if each.group in groups and each.running]
+        for broker in brokers:
+            if self._members(broker.group):
+                broker.end(machine_down=self._rng.random() < 0.3)
+                world.loop.after(20.0, world.faults.restart, broker)
+        return bool(brokers)
 
     def _tear(self, group: str) -> None:
         """The power of a broker goes while it syncs its next commit: copies may have what it loses,
@@ -414,8 +549,8 @@ class Copying:
         world, rng = self._world, self._rng
         broker = next(each for each in world.brokers if each.group == group)
         copy = rng.choice(self._copies_of(group))
-        if copy.gone:
-            return  # it waits for the folder of a broker that was replaced
+        if copy.gone or copy.disk_fails:
+            return  # it waits for the folder of a broker that was replaced, or for its disk
         broker.gone = copy.gone = True
         runs_on = rng.random() < 0.5 and broker.running
         if runs_on:
@@ -423,6 +558,8 @@ class Copying:
         else:
             broker.lose_power()
         await asyncio.sleep(3 * rng.random())
+        if broker not in world.brokers:
+            return  # a copy has taken its place by itself meanwhile
         if copy.running:
             copy.end(machine_down=False)
         # What it has may be as much as was reported, and less than was durable since.
@@ -435,6 +572,13 @@ class Copying:
         else:
             self._promote(broker, copy, candidate)
         world.faults.restart(copy)
+
+    async def _hand_over(self, host: CopyHost) -> None:
+        """An operator asks for a hand-over, to this copy or any; while other faults are near."""
+        copy_id = _id_of(host.disk) if self._rng.random() < 0.5 else ""
+        with contextlib.suppress(KeylaneError):
+            await self._meta.call(endpoints.HAND_OVER, HandOver(copy_id=copy_id), group=host.group)
+            self.handed_over += 1
 
     def _isolate(self, broker: BrokerHost) -> None:
         """Cut a broker off from all metaservers, until it is taken for dead; it runs on."""
@@ -497,6 +641,8 @@ class Copying:
         world = self._world
         broker = next(each for each in world.brokers if each.group == copy.group)
         copy.end(machine_down=False)
+        if copy.disk_fails:  # its program ends again and again until it can go on
+            copy.disk.free_space, copy.disk.failing_operation = None, ""
         self._promote(broker, copy, read_candidate(copy.disk))
         if self._rng.random() < 0.7 and not world.faults.healed:
             broker.gone = not broker.running
@@ -563,6 +709,31 @@ class Copying:
         """Whether acks wait for every copy, as it is wanted."""
         groups = {copy.group for copy in self.copies}
         return all(len(self._members(each)) == len(self._copies_of(each)) for each in groups)
+
+
+def _put_back_rows(connection: Connection, group: str, before: tuple[int, ...]) -> None:
+    """Store what a restore leaves of the copies of a broker group."""
+    wanted, least, term, version, durable_end = before
+    connection.execute(
+        sa.update(copy_sets)
+        .where(copy_sets.c.broker_group == group)
+        .values(
+            wanted=wanted,
+            least=least,
+            members="[]",
+            term=term,
+            version=version + IDS_AHEAD,
+            durable_end=durable_end,
+        )
+    )
+
+
+def _images(opened: OpenedState) -> dict[int, bytes]:
+    """The state of each partition; groups are in the order in which they were written last."""
+    partitions = opened.state.partitions
+    for each in partitions.values():
+        each.groups = dict(sorted(each.groups.items()))
+    return {each: encode_partition(partitions[each]) for each in partitions.ids()}
 
 
 def _id_of(disk: SimDisk) -> str:

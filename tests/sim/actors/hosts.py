@@ -18,6 +18,7 @@ from msgspec import to_builtins
 
 from keylane.broker.control import BrokerControl
 from keylane.broker.copies.follow_service import FollowService
+from keylane.broker.copies.hand_over import HandingOver
 from keylane.broker.copies.set_keeper import SetKeeper
 from keylane.broker.parking import Parking
 from keylane.broker.registration import Registration
@@ -40,6 +41,7 @@ from keylane.metaserver.calls import control_routes
 from keylane.metaserver.catalogue.service import Catalogue
 from keylane.metaserver.cluster.brokers import broker_views
 from keylane.metaserver.groups.service import GroupService
+from keylane.metaserver.operations.balancing import Balancer
 from keylane.metaserver.operations.driver import OperationDriver
 from keylane.metaserver.periodic_tasks import PeriodicTasks
 from keylane.metaserver.publications.service import PublicationService
@@ -50,7 +52,7 @@ from keylane.metaserver.retention.announcer import Announcer
 from keylane.metaserver.retention.empty_partitions import PartitionExpirer
 from keylane.metaserver.retention.history import HistoryExpirer
 from keylane.metaserver.settings import MetaserverSettings
-from keylane.metaserver.sql.clock_restart import restart_times_after_boot
+from keylane.metaserver.sql.clock_restart import give_time_back, restart_times_after_boot
 from keylane.metaserver.starts.service import StartService
 from keylane.protocol import endpoints
 from keylane.protocol.control import BrokerHeartbeat, Health, Retention
@@ -170,6 +172,10 @@ class MetaHost(Host):
             durable=True,
         )
         self._shelf.boot = self.machine.boots
+        broker_ttl_ms = self._settings.broker_ttl_ms
+        self._shelf.run(
+            give_time_back, (), {"away_ms": None, "broker_ttl_ms": broker_ttl_ms}, durable=True
+        )
         catalogue = Catalogue(database, SimNetwork(self.internet, self.process), self._settings)
         network = SimNetwork(self.internet, self.process)
         announcer = Announcer(
@@ -218,6 +224,14 @@ class MetaHost(Host):
             resets=resetter,
             removals=removals,
             starts=starts,
+            balancer=Balancer(
+                database,
+                network,
+                self._settings,
+                operations,
+                holder=f"{self.name}.{self.starts}",
+                wait_until_settled=partial(asyncio.sleep, 0),
+            ),
             publications=PublicationService(
                 database,
                 self._settings,
@@ -449,10 +463,12 @@ class BrokerHost(DiskHost):
             service, durable, tick=self._tick, record=self._record, faults=self.loop.faults
         )
         self._begin_more(store, service, registration, network)
+        more: list[ControlRoute] = []
         if self.copy_lag_ms is not None:
-            self._keep_copies(store, service, registration, identity, opening)
+            handing = self._keep_copies(store, service, registration, identity, opening)
+            more.append(handing.route())
         parking = Parking(store, service, clock=machine, folder_ownership=registration)
-        routes = [self._watched(route) for route in (*control.routes(), *parking.routes())]
+        routes = [self._watched(route) for route in (*control.routes(), *parking.routes(), *more)]
         listener = Listener(self.process, machine, routes, watched)
         self.internet.listen(self.address, listener)
         self.spawn(registration.run(), self.process.context.copy())
@@ -479,6 +495,11 @@ class BrokerHost(DiskHost):
         """Whether it was told that a copy was promoted."""
         return self._keeper is not None and self._keeper.is_replaced
 
+    @property
+    def least_folders(self) -> int:
+        """How many data folders must have what it makes durable."""
+        return 1 if self._keeper is None else self._keeper.commitment.least
+
     def _keep_copies(
         self,
         store: Store,
@@ -486,8 +507,8 @@ class BrokerHost(DiskHost):
         registration: Registration,
         identity: FolderIdentity,
         opening: Opening,
-    ) -> None:
-        """Answer copies, and let acks wait for them."""
+    ) -> HandingOver:
+        """Answer copies, let acks wait for them, and hand over to one."""
         assert self.copy_lag_ms is not None
         following = FollowService(
             store,
@@ -507,6 +528,8 @@ class BrokerHost(DiskHost):
             broker_id=identity.broker_id,
             opening=opening.opening,
             change=partial(meta.call, endpoints.CHANGE_COPY_SET, group=self.group),
+            offer=partial(meta.call, endpoints.OFFER_PLACE, group=self.group),
+            known=registration.answered,
             is_registered=lambda: self.heard,
             run_blocking=self._blocking,
             clock=self.machine,
@@ -527,6 +550,20 @@ class BrokerHost(DiskHost):
 
         store.commit.on_commit.insert(0, note)
         self.spawn(self._keeper.run(), self.process.context.copy())
+
+        def note_replaced(reason: str) -> None:
+            registration.note_replaced(reason)
+            service.close()
+
+        return HandingOver(
+            store.commit,
+            following,
+            self._keeper,
+            broker_group=self.group,
+            clock=self.machine,
+            folder_ownership=registration,
+            on_replaced=note_replaced,
+        )
 
     async def _read_cached(self, function: Callable[..., Any], /, *args: Any) -> Any:
         """Read what is in the page cache: a disk that hangs does not matter."""

@@ -36,9 +36,12 @@ from sim.mutants import (
     of_producers,
     of_retention,
     of_users,
+    of_witness,
 )
+from sim.mutants.catches import CATCHES
 from sim.mutants.harder import of_cut_off, of_past
 from sim.mutants.mutant import Mutant
+from sim.mutants.rare import CAUGHT_BY
 from sim.mutants.waiting import of_parks, of_retries, of_sources, of_uneasy_ground
 from sim.mutants.worlds import shows
 from sim.run import FEATURES_FIRST, FOLLOWED_FEATURES_FIRST, FOLLOWED_FIRST
@@ -66,6 +69,7 @@ ROOMS = (
     of_following,
     of_followed_features,
     of_copies,
+    of_witness,
 )
 MUTANTS = {breaks.__name__: Mutant(breaks) for room in ROOMS for breaks in room.BREAKS}
 _FEATURES = {
@@ -90,6 +94,11 @@ _FIRSTS = {
 """The first seeds of the worlds in which a hunt looks for the mutants of other modules; 0 where
 none is named.
 """
+
+
+def hunted_mutants() -> list[str]:
+    """The mutants that seeds catch. A test catches each of the others."""
+    return sorted(name for name in MUTANTS if name in CATCHES or name not in CAUGHT_BY)
 
 
 def seeds_for(name: str) -> Iterator[int]:

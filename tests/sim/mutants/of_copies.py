@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from keylane.broker.copies import set_keeper as keeping
 from keylane.broker.copies.commitment import Commitment
 from keylane.broker.copies.copied_log import CopiedLog
+from keylane.broker.copies.folding import Folding
 from keylane.broker.copies.follow_service import FollowService
 from keylane.broker.copies.follower import Follower
 from keylane.broker.copies.set_keeper import SetKeeper
@@ -17,6 +18,7 @@ from keylane.broker.offline import promotion
 from keylane.broker.storage.files import AppendFile, replace_file
 from keylane.broker.storage.log.commit_log import WritePlan
 from keylane.broker.store.copy_wait import CopyWait
+from keylane.broker.store.group_commit import GroupCommit
 from keylane.metaserver.cluster import copy_sets
 from keylane.protocol.errors import KeylaneError
 from keylane.testing.machines.disk import SimAppendFile
@@ -61,6 +63,15 @@ def most_copies_are_enough(patches: Patches) -> None:
     patches.set(Commitment, "covers", covers)
 
 
+def too_few_folders_are_enough(patches: Patches) -> None:
+    """A commit ends though fewer folders have it than an operator has asked for."""
+
+    def covers(self: Any, end: int) -> bool:
+        return self.members is not None and not self.missing(end)
+
+    patches.set(Commitment, "covers", covers)
+
+
 def copies_join_beside_a_commit_that_has_ended(patches: Patches) -> None:
     """What is about to become durable without a copy is not asked of it when it joins."""
     patches.set(CopyWait, "decided_end", lambda self, log_end: log_end)
@@ -78,7 +89,7 @@ def copies_join_that_lack_something(patches: Patches) -> None:
 def copies_join_beside_an_earlier_commit(patches: Patches) -> None:
     """A commit that began before the broker had copies ends without them."""
 
-    async def begin(self: Any) -> None:
+    async def begin(self: Any, stored: Any) -> None:
         self._has_marker = True
         self._wait.copies = self.commitment
 
@@ -345,6 +356,50 @@ def promoted_folders_do_not_know_their_promotion(patches: Patches) -> None:
     patches.set(promotion, "record_promotion", lambda files, copy_id: None)
 
 
+# ── hand-over ─────────────────────────────────────────────────────────────────────────────────────
+def brokers_store_on_while_they_hand_over(patches: Patches) -> None:
+    """Commits begin after the copy was told that it has everything."""
+
+    async def hold(self: Any) -> None:
+        self._held.set()
+
+    patches.set(GroupCommit, "hold", hold)
+
+
+def what_waits_is_acked_when_the_place_is_taken(patches: Patches) -> None:
+    """A broker whose place was taken acks what it has not stored."""
+
+    def refuse(self: Any, error: Any) -> None:
+        for callback in self._undo_all([]):
+            if callback is not None:
+                callback(None)
+        real(self, error)
+
+    real = patches.set(GroupCommit, "refuse", refuse)
+
+
+def offers_do_not_end(patches: Patches) -> None:
+    """A copy takes the place of a broker that goes on."""
+
+    def read(connection: Any, broker_group: str) -> Any:
+        query = copy_sets.sa.select(copy_sets.copy_sets.c.handing_to)
+        named = query.where(copy_sets.copy_sets.c.broker_group == broker_group)
+        return replace(
+            real(connection, broker_group), handing_to=connection.execute(named).scalar() or ""
+        )
+
+    real = patches.set(copy_sets, "_read", read)
+
+
+def what_is_not_durable_is_applied(patches: Patches) -> None:
+    """A copy that is kept ready to serve applies what may be cut."""
+
+    async def run(self: Any, durable_end: Any) -> None:
+        await real(self, lambda: 1 << 60)
+
+    real = patches.set(Folding, "run", run)
+
+
 def _callers() -> Sequence[Any]:
     """The modules that have imported the functions of `copy_sets`."""
     from keylane.metaserver import calls
@@ -358,6 +413,7 @@ BREAKS: tuple[Breaks, ...] = (
     proposed_copies_do_not_count,
     commits_end_before_the_set_is_known,
     most_copies_are_enough,
+    too_few_folders_are_enough,
     copies_join_beside_a_commit_that_has_ended,
     copies_join_that_lack_something,
     copies_join_beside_an_earlier_commit,
@@ -385,4 +441,8 @@ BREAKS: tuple[Breaks, ...] = (
     earlier_brokers_come_back_after_a_promotion,
     promoted_folders_do_not_know_their_promotion,
     replaced_folders_keep_their_snapshots,
+    brokers_store_on_while_they_hand_over,
+    what_waits_is_acked_when_the_place_is_taken,
+    offers_do_not_end,
+    what_is_not_durable_is_applied,
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sim.actors.losing import is_losing
+from sim.actors.outages import is_calm
 from sim.features.feature import Feature
 from sim.features.harder.killers import Killers
 from sim.features.harder.parked import DamagedParks, RetainedParks
@@ -153,6 +154,8 @@ def _is(kind: type[Feature]) -> Callable[[int], bool]:
 
 
 SHOWN_IN: dict[str, Callable[[int], bool]] = {
+    "consumers_ask_for_no_promise": is_calm,
+    "no_time_is_given_back": is_calm,
     "a_restart_of_the_owner_clears_suspects": _is(Killers),
     "accused_messages_are_tried_for_ever": _is(Killers),
     "acked_messages_need_no_segment": _is(RetainedParks),

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from keylane.broker.copies.set_keeper import SetKeeper
 from keylane.broker.metrics import collect_copy_set
 from keylane.broker.storage.data_folder import claim_folder
-from keylane.protocol.copies import ChangeCopySet, CopySet
+from keylane.protocol.copies import ChangeCopySet, CopySet, OfferPlace
 from keylane.protocol.errors import KeylaneError
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
@@ -39,6 +39,10 @@ class KeptSet:
         self.fault: Exception | None = None
         """What a call raises."""
         self.is_registered = True
+        self.known = asyncio.Event()
+        self.known.set()
+        self.offers: list[str] = []
+        """The copies to which the broker's place was offered."""
         self.copied = False
         """Whether the copies have what the log had at the start."""
         self.keeper = SetKeeper(
@@ -48,6 +52,8 @@ class KeptSet:
             broker_id="b1",
             opening="o1",
             change=self.change,
+            offer=self.offer,
+            known=self.known,
             is_registered=lambda: self.is_registered,
             run_blocking=in_place,
             clock=self.clock,
@@ -78,6 +84,12 @@ class KeptSet:
             self.stored = replace(
                 self.stored, members=request.members, version=self.stored.version + 1
             )
+        if self.error is not None:
+            raise self.error
+        return self.stored
+
+    async def offer(self, request: OfferPlace) -> CopySet:
+        self.offers.append(request.copy_id)
         if self.error is not None:
             raise self.error
         return self.stored

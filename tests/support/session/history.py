@@ -368,6 +368,7 @@ class History:
     def _check_needed(self, request: Ack) -> None:
         """While all is acked, and a pull waits at the broker, nothing is renewed."""
         says = request.ranges or request.failed or request.begun or request.held
+        says = says or request.promise_ms
         pulls = [each for each in self.calls if type(each) is Pull]
         if (
             not (pulls and self.is_renewal)

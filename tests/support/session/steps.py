@@ -36,7 +36,8 @@ class Steps:
         self.now_ms = 1_000
         self.session = PartitionSession(LEASE, ConsumerSettings(**settings), random.Random(1))
         self.ready: Ready
-        self.step(LeaseGranted(self.now_ms + LEASE_MS))
+        lease_ms = max(LEASE_MS, self.session.settings.ttl_ms)
+        self.step(LeaseGranted(self.now_ms + lease_ms))
         self.step(acquired or Acquired(0, (), len(keys), False))
 
     def step(self, event: Any, *, after_ms: int = 0) -> Ready:
