@@ -102,6 +102,27 @@ async def test_acks_go_on_without_a_copy_that_was_stopped(cluster: Cluster, spar
     await wait_for_members(cluster.meta, 1)
 
 
+async def test_ack_waits_for_a_copy_that_was_killed_when_it_needs_two_folders(
+    cluster: Cluster, spare: Spare
+) -> None:
+    """The copy stays in the set, and the broker says what it waits for."""
+    await cluster.create(SUBJECT)
+    spare.start()
+    async with Admin(cluster.meta) as admin:
+        assert (await admin.set_copies("g1", 2, least=2)).least == 2
+        await wait_for_members(cluster.meta, 1)
+        await asyncio.to_thread(spare.kill)
+        async with Producer(cluster.meta) as producer:
+            sending = asyncio.ensure_future(producer.send(SUBJECT, b"one", key=b"k"))
+            done, _ = await asyncio.wait((sending,), timeout=6)
+            assert not done
+            assert len((await admin.copies("g1")).members) == 1
+            health = await admin.broker_health(cluster.brokers[0].address)
+            assert "until 2 data folders have everything, and 1 has it" in health.reason
+            spare.start()
+            assert (await asyncio.wait_for(sending, 60)).copies == 2
+
+
 async def test_copy_that_lacks_acked_messages_serves_when_an_operator_has_accepted_that(
     cluster: Cluster, spare: Spare, tmp_path: Path
 ) -> None:

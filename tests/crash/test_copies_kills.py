@@ -34,7 +34,7 @@ SUBJECT = "orders"
 KEYS = 50
 COPIES = 2
 KINDS = ("kill", "kill", "stop", "lose_copy", "lose_broker", "kill_all", "kill_metaserver")
-FAILOVERS = ("kill_broker", "hang_broker", "stop_broker")
+FAILOVERS = ("kill_broker", "hang_broker", "stop_broker", "hand_over")
 META_SETTINGS = "broker_heartbeat_ms = 200\nbroker_ttl_ms = 1_000\n"
 BROKER_SETTINGS = "copy_lag_ms = 500\nsegment_bytes = 4_194_304\n"
 pytestmark = [pytest.mark.crash]
@@ -72,6 +72,12 @@ class FolderHost:
             process.stdout.close()
             process.wait(60)
 
+    def lose(self) -> None:
+        """Kill it and remove its folder, which it may not have made yet."""
+        self.kill()
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
+
     def stop(self) -> None:
         """Stop it in good order."""
         assert self._process is not None
@@ -99,6 +105,8 @@ class CopiesStage:
         self.copies = [self._new_host() for _ in range(COPIES)]
         self.acked: list[int] = []
         """The numbers of the messages that were acked."""
+        self.errors: list[str] = []
+        """What the producer was told of the others."""
         self.faults = 0
         self.promotions = 0
         self._sends = True
@@ -116,13 +124,17 @@ class CopiesStage:
                 await admin.set_copies("g1", 1 + COPIES)
             for copy in self.copies:
                 await asyncio.to_thread(copy.start, follows=True)
-            sending = asyncio.create_task(self._send())
+            self._sending = asyncio.create_task(self._send())
             yield
-            self._sends = False
-            await sending
+            await self.end_sending()
         finally:
             for host in (self.broker, *self.copies):
                 await asyncio.to_thread(host.kill)
+
+    async def end_sending(self) -> None:
+        """Send nothing more; returns when all was acked or has failed."""
+        self._sends = False
+        await self._sending
 
     async def _send(self) -> None:
         """Send numbered messages, a few at a time, and note those that were acked."""
@@ -138,7 +150,8 @@ class CopiesStage:
                 for each, future in sent.items():
                     try:
                         await future
-                    except KeylaneError:
+                    except KeylaneError as error:
+                        self.errors.append(repr(error))
                         continue
                     self.acked.append(each)
 
@@ -190,14 +203,17 @@ class CopiesStage:
             await self._lose_broker(rng.choice(await self.members()))
         elif kind == "lose_copy":
             copy = rng.choice(self.copies)
-            await asyncio.to_thread(copy.kill)
-            await asyncio.to_thread(shutil.rmtree, copy.folder)
+            await asyncio.to_thread(copy.lose)
             await asyncio.to_thread(copy.start, follows=True)
         elif kind == "kill_metaserver":
             metaserver = rng.choice(self.cluster.metas)
             await asyncio.to_thread(metaserver.kill)
             await asyncio.sleep(rng.uniform(0.0, 0.5))
             await asyncio.to_thread(metaserver.restart)
+        elif kind == "hand_over":
+            await self.wait_for_members(1)
+            async with Admin(",".join(self.cluster.addresses)) as admin:
+                await admin.hand_over("g1")
         elif kind == "hang_broker":
             await self.wait_for_members(1)
             self.broker.signal(signal.SIGSTOP)
@@ -225,8 +241,7 @@ class CopiesStage:
     async def _lose_serving(self, lost: FolderHost) -> None:
         """The broker's folder is gone for good; its host begins a copy once another serves."""
         before = self.promotions
-        await asyncio.to_thread(lost.kill)
-        await asyncio.to_thread(shutil.rmtree, lost.folder)
+        await asyncio.to_thread(lost.lose)
         while self.promotions == before:
             await self.find_broker()
         await asyncio.to_thread(lost.start, follows=True)
@@ -236,8 +251,7 @@ class CopiesStage:
         another host begins a copy.
         """
         lost = self.broker
-        await asyncio.to_thread(lost.kill)
-        await asyncio.to_thread(shutil.rmtree, lost.folder)
+        await asyncio.to_thread(lost.lose)
         await asyncio.to_thread(member.kill)
         async with asyncio.timeout(30):
             while (
@@ -254,11 +268,14 @@ class CopiesStage:
 
     # ── judging ───────────────────────────────────────────────────────────────────────────────────
     async def judge_members(self) -> None:
-        """Every copy of the set has every message that was acked, as its segments have it."""
+        """The broker and every copy of the set have every message that was acked, as their segments
+        have it.
+        """
         acked = set(self.acked)
-        for member in await self.members():
-            missing = acked - await asyncio.to_thread(stored_numbers, member.folder)
-            assert not missing, f"{member.folder} lacks {sorted(missing)[:5]}"
+        members = await self.members()
+        for host in (self.broker, *members):
+            missing = acked - await asyncio.to_thread(stored_numbers, host.folder)
+            assert not missing, f"{host.folder} lacks {sorted(missing)[:5]}"
 
 
 async def _create(admin: Admin) -> None:

@@ -172,6 +172,7 @@ MUTANTS = """
 ## Mutants
 
 Bugs are put in on purpose, one at a time, and seeds are run until one of them catches the bug.
+Those that hardly a seed shows are put into the tests of their rules, which have to fail (`tests/sim/test_rare_mutants.py`).
 
 | date | version | mutants | caught | seeds at most | seconds |
 | --- | --- | --- | --- | --- | --- |

@@ -35,7 +35,7 @@ from proof.killed_consumers import count_harm, kill_consumers
 from proof.second_opinion import second_opinion
 from proof.stage import Stage
 from proof.story import Story, StoryResult
-from sim.mutants.bank import MUTANTS
+from sim.mutants.bank import hunted_mutants
 from sim.run import FIRSTS, MUTANT_SEEDS_MAX, draw_seeds, hunts, outcomes_of
 
 CYCLE = (4, 8, 3, 2)
@@ -88,8 +88,8 @@ def digest(seeds: Sequence[int]) -> str:
 
 
 def hunt_mutants(limit: int, workers: int) -> dict[str, Any]:
-    """Every mutant, until a seed catches it."""
-    mutants = sorted(hunts(sorted(MUTANTS), limit, workers), key=lambda mutant: mutant["mutant"])
+    """Every mutant that seeds catch, until one does."""
+    mutants = sorted(hunts(hunted_mutants(), limit, workers), key=lambda mutant: mutant["mutant"])
     for mutant in mutants:
         if not mutant["caught"]:
             print(f"mutant {mutant['mutant']} is not caught in {mutant['tried']} seeds", flush=True)

@@ -69,7 +69,8 @@ LAYERS: dict[str, set[str]] = {
     },
     "metaserver/verify": {"metaserver/cluster", "metaserver/operations", "metaserver/sql"},
     "console/acts": set(),
-    "console/views": {"console/lineage"},
+    # a page has the form of a question
+    "console/views": {"console/acts", "console/lineage"},
     "broker/partition": set(),
     "broker/storage": set(),
     "broker/store": {"broker/partition", "broker/storage"},

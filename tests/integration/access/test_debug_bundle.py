@@ -19,8 +19,9 @@ import pytest
 from keylane import Consumer, Message, Producer
 from keylane.cli.connection import wait_for_brokers
 from keylane.errors import GroupUnknownError
+from keylane.protocol.text import key_digest
 from support.access.secured_cluster import SecuredCluster
-from support.cluster import Cluster
+from support.cluster import Cluster, pause, resume
 from support.server_process import run_keylane
 
 VALUE, KEY, PROPERTY, ERROR, PASSWORD = (
@@ -132,7 +133,10 @@ def test_bundle_has_the_state_of_every_server_and_no_value_key_or_secret(
     (parked,) = (parts[name] for name in parts if name.endswith("parked.json"))
     keys = [key for row in parked for key in row["keys"]]
     assert len(keys) == 20
-    assert all(each["key"].startswith("key digest ") for each in keys)
+    assert all(each["key"].startswith("salted key digest ") for each in keys)
+    failing = {each["failing"]["key_digest"] for each in progress if each["failing"]}
+    assert failing <= {each["key"] for each in keys}
+    assert not [n for n in range(20) if key_digest(f"{KEY}-{n}".encode()).encode() in everything]
     settings = parts["settings/metaserver-servers.toml.json"]
     assert settings["database_url"]["value"].startswith("postgresql+asyncpg://keylane:***@")
     assert settings["admin_token_hash"]["value"] == "***"
@@ -183,6 +187,24 @@ def test_broker_that_hangs_costs_its_time_limit_and_is_named(cluster: Cluster, t
     folders = {name.split("/")[1] for name in read(bundle) if name.startswith("servers/")}
     assert len(folders) == 2
     assert "subjects/orders.json" in read(bundle)
+
+
+@pytest.mark.cluster(brokers=1)
+def test_bundle_says_that_it_lacks_copies_when_the_metaserver_hangs(
+    cluster: Cluster, tmp_path: Path
+):
+    bundle = tmp_path / "bundle.tar.gz"
+    pause(cluster.meta_program.process.pid)
+    try:
+        done = run_keylane("debug", "bundle", str(bundle), "--meta", cluster.meta, "--timeout", "2")
+    finally:
+        resume(cluster.meta_program.process.pid)
+    assert done.returncode == 0, done.stderr
+    parts = read(bundle)
+    assert "copies.json" not in parts
+    missing = {each["what"]: each["reason"] for each in parts["contents.json"]["missing"]}
+    assert missing["the copies of broker groups"] == "the list of brokers is missing"
+    assert missing["the list of brokers"]
 
 
 def test_bundle_names_servers_that_are_gone_and_replaces_no_file_unasked(tmp_path: Path):

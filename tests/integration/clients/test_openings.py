@@ -62,7 +62,7 @@ async def test_traceback_is_short_when_a_consumer_has_a_wrong_address(several: b
     text = "".join(traceback.format_exception(told.value))
     assert "direct cause" not in text
     assert f"cannot reach {address}: connection refused [NotSentError 1201]" in text
-    assert "keylane dev starts a cluster" in text.splitlines()[-1]
+    assert "Check that it is running" in text.splitlines()[-1]
 
 
 async def test_clients_wait_when_the_metaserver_is_still_starting(tmp_path: Path):

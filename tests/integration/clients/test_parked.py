@@ -112,6 +112,39 @@ async def end_of(admin: Admin, subject: str, partition_id: int) -> int:
     return end
 
 
+async def test_many_parked_keys_are_read_by_the_page_and_counted(shared_cluster: Cluster):
+    subject, keys = "parked-pages", 250
+    await shared_cluster.create(subject, partitions=1)
+    async with Producer(shared_cluster.meta) as producer:
+        receipts = [await producer.send(subject, b"v", key=f"k{n}") for n in range(keys)]
+    number = receipts[0].partition_id
+    async with (
+        asyncio.timeout(60),
+        RawOwner(shared_cluster.meta, subject, "g") as owner,
+        Admin(shared_cluster.meta) as admin,
+    ):
+        for each in range(keys):
+            failure = replace(FAILURE, text=f"of k{each}", at_ms=each + 1)
+            offset = receipts[each].offset
+            await owner.change(number, Park(b"k%d" % each, ((offset, offset + 1),), failure))
+        page = await admin.parked_page(subject, "g", number, first=10, count=20)
+        assert [view.key for view in page.keys] == [b"k%d" % each for each in range(10, 30)]
+        assert page.following == 30
+        page = await admin.parked_page(subject, "g", number, first=240, count=20)
+        assert (len(page.keys), page.following) == (10, None)
+        (view,) = await keys_of(admin, subject, key=b"k249")
+        assert view.failure.text == "of k249"
+        (cause,) = [
+            each for each in (await admin.why(subject, "g")).causes if each.code == "parked"
+        ]
+        assert cause.text.startswith("250 keys have been parked for ")
+        assert cause.text.endswith("of k249")
+        with raises(InvalidRequestError):
+            await admin.parked_page(subject, "g", number, count=0)
+        with raises(PartitionUnknownError):
+            await admin.parked_page(subject, "g", 999_999)
+
+
 async def test_messages_that_a_child_is_taking_over_are_waited_for(shared_cluster: Cluster):
     """The sealed parent has passed the key on, and no child has it yet: nothing says that it is not
     parked.

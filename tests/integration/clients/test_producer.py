@@ -144,7 +144,7 @@ async def test_send_raises_when_the_queue_is_full(shared_cluster: Cluster):
 
 async def test_unreachable_metaserver_is_told_at_open():
     """Opening a producer where no metaserver listens says what to do."""
-    with pytest.raises(NotSentError, match="keylane dev"):
+    with pytest.raises(NotSentError, match="Check that it is running"):
         async with Producer("127.0.0.1:1"):
             pass
 

@@ -69,14 +69,14 @@ async def test_screen_shows_rates_and_why_a_group_lags_and_outlives_the_metaserv
         await admin.create_group("orders", "billing", start="earliest")
     async with traffic(cluster), shown(cluster) as pilot:
         await seen(pilot, lambda text: re.search(r"orders +[0-9.]+ +[0-9.]+ k?B", text))
-        await seen(pilot, lambda text: "! billing on orders: no consumer of billing" in text)
+        await seen(pilot, lambda text: "! billing on orders: No consumer has joined" in text)
         await pilot.press("enter")
-        text = await seen(pilot, lambda text: "! no consumer of billing" in text)
+        text = await seen(pilot, lambda text: "! No consumer has joined" in text)
         assert text.count("  open  ") == 4
         await pilot.press("escape")
         cluster.meta_program.kill()
         await seen(pilot, lambda text: "STALE since" in text)
-        before = await seen(pilot, lambda text: "! no figures from the metaserver" in text)
+        before = await seen(pilot, lambda text: "! No figures from the metaserver" in text)
         lag = lag_of(before)
         await seen(pilot, lambda text: lag_of(text) > lag + 20)
         cluster.meta_program.restart()
@@ -94,7 +94,7 @@ async def test_broker_that_dies_keeps_its_figures_and_comes_back(cluster: Cluste
     async with shown(cluster) as pilot:
         await seen(pilot, lambda text: text.count("available") == 2 and "%" in text)
         cluster.brokers[0].kill()
-        text = await seen(pilot, lambda text: "broker group g1" in text)
+        text = await seen(pilot, lambda text: "Broker group g1" in text)
         assert re.search(r"^ g1 .*%", text, re.MULTILINE)
         cluster.brokers[0].restart()
         await seen(pilot, lambda text: text.count("available") == 2 and "broker group" not in text)
@@ -103,7 +103,7 @@ async def test_broker_that_dies_keeps_its_figures_and_comes_back(cluster: Cluste
 async def test_screen_waits_for_a_metaserver_that_is_not_there_yet(cluster: Cluster):
     cluster.meta_program.kill()
     async with shown(cluster) as pilot:
-        await seen(pilot, lambda text: "! no figures from the metaserver" in text)
+        await seen(pilot, lambda text: "! No figures from the metaserver" in text)
         cluster.meta_program.restart()
         await seen(pilot, lambda text: text.count("available") == 2)
 

@@ -206,7 +206,7 @@ async def test_command_shows_no_control_characters_of_anybody(shared_cluster: Cl
                 env=os.environ,
             )
             text = shown.stdout.decode()
-            assert "parked since" in text
+            assert "been parked for" in text
             assert "<script>" in text
             assert not {"\x1b", "\r", "\u202e"}.intersection(text)
             if output == "table":

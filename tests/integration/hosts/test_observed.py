@@ -27,11 +27,13 @@ CONFIG = """
 global: {{scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 500ms}}
 rule_files: [{rules}]
 scrape_configs:
-  - job_name: keylane
+"""
+JOB = """
+  - job_name: {job}
     scheme: https
     authorization: {{credentials_file: {token}}}
     tls_config: {{ca_file: {ca}, server_name: localhost}}
-    static_configs: [{{targets: [{targets}]}}]
+    static_configs: [{{targets: ['{target}']}}]
 """
 NAME = re.compile(r"\b(?:keylane|process)_[a-z_]+\b")
 
@@ -53,10 +55,11 @@ def prometheus(cluster: SecuredCluster, tmp_path: Path) -> Iterator[PrometheusSe
     rules, token = tmp_path / "keylane.rules.yml", tmp_path / "token"
     rules.write_text(read_rules())
     token.write_text(TOKEN)
-    config = CONFIG.format(
-        rules=rules, token=token, ca=cluster.tls.ca, targets=f"'{cluster.meta}', '{cluster.broker}'"
-    )
-    with running_prometheus(config) as server:
+    jobs = [
+        JOB.format(job=job, token=token, ca=cluster.tls.ca, target=target)
+        for job, target in (("control", cluster.meta), ("data", cluster.broker))
+    ]
+    with running_prometheus(CONFIG.format(rules=rules) + "".join(jobs)) as server:
         yield server
 
 
@@ -133,3 +136,27 @@ async def test_metrics_follow_the_conventions_and_have_all_that_rules_and_board_
         endings = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
         names |= {family.name + ending for ending in endings.get(family.type, ("",))}
     assert names_used() - names == set()
+
+
+async def test_alerts_tell_a_server_that_ended_from_a_group_without_a_consumer(
+    cluster: SecuredCluster, prometheus: PrometheusServer
+) -> None:
+    """Brokers and metaservers are scraped by two jobs. While no metaserver answers, nobody knows
+    whether a group has consumers.
+    """
+
+    def alerts() -> set[tuple[str, str]]:
+        """The alerts that are pending or fire, each with what it is about."""
+        found = (prometheus.get("/api/v1/alerts") or {"alerts": []})["alerts"]
+        labels = [each["labels"] for each in found]
+        return {(each["alertname"], each.get("group") or each.get("job", "")) for each in labels}
+
+    without_consumer = ("KeylaneGroupHasNoConsumer", GROUP)
+    scrape_fails = ("KeylaneScrapeFails", "control")
+    await eventually(lambda: without_consumer in alerts(), what="the alert about the group")
+    assert scrape_fails not in alerts()
+    cluster.metaserver.terminate()
+    await eventually(
+        lambda: scrape_fails in alerts() and without_consumer not in alerts(),
+        what="the alert about the metaserver",
+    )

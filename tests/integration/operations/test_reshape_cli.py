@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,5 +115,33 @@ async def test_evacuation_says_that_its_group_is_cordoned(tmp_path: Path):
         assert done.stdout.endswith(f"{cordoned}\n")
         again = await keylane(cluster, "evacuate", "g2")
         assert again.stdout == f"nothing to do\n{cordoned}\n"
+    finally:
+        cluster.stop()
+
+
+async def test_resize_says_on_standard_error_what_it_waits_for_when_its_output_is_piped(
+    tmp_path: Path,
+):
+    """Ctrl-C ends the command, and the resize goes on."""
+    cluster = Cluster(tmp_path, 1)
+    try:
+        await cluster.create("slow", partitions=1)
+        pause(cluster.brokers[0].process.pid)
+        words = ("resize", "slow", "--partitions", "2", "--output", "json")
+        with subprocess.Popen(
+            [sys.executable, "-m", "keylane.cli", "subject", *words, "--meta", cluster.meta],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as command:
+            assert command.stderr is not None
+            line = await asyncio.to_thread(command.stderr.readline)
+            assert line.startswith("slow: ")
+            assert "keylane subject operations slow shows it; Ctrl-C leaves it going on" in line
+            command.send_signal(signal.SIGINT)
+            assert await asyncio.to_thread(command.wait, 30) == 130
+        resume(cluster.brokers[0].process.pid)
+        (view,) = await answer(cluster, "resize", "slow", "--partitions", "2")
+        assert view["state"] in {"done", "fence"}
     finally:
         cluster.stop()

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import aiohttp
@@ -42,12 +42,14 @@ def frozen(server: Postgres) -> Iterator[None]:
             continue
         if int(rest.rpartition(") ")[2].split()[1]) == first:
             stopped.append(int(number))
-            os.kill(int(number), signal.SIGSTOP)
+            with suppress(ProcessLookupError):  # it ended by itself meanwhile
+                os.kill(int(number), signal.SIGSTOP)
     try:
         yield
     finally:
         for number in stopped:
-            os.kill(number, signal.SIGCONT)
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGCONT)
 
 
 @pytest.mark.crash
