@@ -21,12 +21,22 @@
     alone_cpu_ratio              with --before: the same of the broker's processor time, in single
                                  sends and in those as fast as it can
 
+    handover_p50_ms, _p99_ms     time without an ack of a producer of single messages, when its
+                                 broker hands over on command; `_p99_ms` is the longest of rounds
+    stop_p50_ms, _p99_ms         the same when the broker is stopped with SIGTERM
+    failover_killed_p99_ms       the same when it is killed
+    failover_cut_p99_ms          the same when it hangs, and its connections stay; broker_ttl_ms is
+                                 `failover_ttl_ms`
+    handover_errors and so on    errors that the producer and a consumer have seen meanwhile
+    rolling_restart_errors       the same while all programs are restarted, one by one
+
 Metaserver, broker, followers and clients are processes on loopback, their folders on one disk, in
 the working folder. Each variant has a cluster of its own, which is idle while another is measured;
 which is first changes with each round. Ratios and differences are of one round, figures are medians
 of rounds. The log that a follower fills from was just written, so that it is in the page cache.
 Where the set of copies is not as wanted, or changes during a measured part, the run fails.
 
+`--only copies` or `--only failover` (20 rounds of each kind) measures one half.
 `--rounds N` (5), `--count N` (1,000,000 messages of 100 bytes a round, and a fifth of 1 KiB),
 `--quick` (one round of a tenth), `--before DIR` (the variant without copies also with the keylane
 of another checkout, DIR/.venv/bin/python).
@@ -50,6 +60,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from failovers import failover_figures
 from machine import machine
 from main_path import BenchCluster, line_of
 
@@ -69,6 +80,8 @@ FILLED_KIB = 300 << 10
 """How many messages of 1 KiB the log has from which a follower fills."""
 QUIET_S = 5.0
 """How long single sends are measured before a follower fills."""
+FAILOVERS = 20
+"""How often each thing happens to a broker whose place a copy takes."""
 SET_LIMIT_S = 60.0
 FILL_LIMIT_S = 300.0
 POLL_S = 0.005
@@ -482,16 +495,21 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--before", type=Path)
+    parser.add_argument("--only", choices=("copies", "failover"))
     options = parser.parse_args()
     rounds, count = (1, options.count // 10) if options.quick else (options.rounds, options.count)
+    failovers = 2 if options.quick else max(FAILOVERS, rounds)
     part = 0.1 if options.quick else 1.0
     before = python_of(options.before) if options.before else ""
     result: dict[str, Any] = {"machine": machine(), "rounds": rounds, "count": count, "disks": 1}
     with tempfile.TemporaryDirectory(dir=".") as folder:
         home = Path(folder).resolve()
         result["file_system"] = file_system(home)
-        result |= sent_figures(home, rounds, count, before)
-        result |= fill_figures(home, rounds, int(FILLED_KIB * part), QUIET_S * part)
+        if options.only != "failover":
+            result |= sent_figures(home, rounds, count, before)
+            result |= fill_figures(home, rounds, int(FILLED_KIB * part), QUIET_S * part)
+        if options.only != "copies":
+            result |= {"failover_rounds": failovers} | failover_figures(home, failovers)
     print(json.dumps(result, indent=2))
 
 

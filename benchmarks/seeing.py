@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import machine
-from seeing_side import metrics_cost, otel_cost, why
+from seeing_side import console, metrics_cost, otel_cost, why
 
 COUNT, ROUNDS = 500_000, 5
 
@@ -30,10 +30,22 @@ def measure_metrics(*, quick: bool, before: Path | None) -> dict[str, Any]:
         )
 
 
+def measure_console(*, quick: bool, before: Path | None) -> dict[str, Any]:
+    """Return how fast the console is, in Chromium; `quick`: of a tenth of the cluster."""
+    part = 10 if quick else 1
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        return console.measure(
+            Path(folder).resolve(),
+            partitions=console.PARTITIONS // part,
+            consumers=console.CONSUMERS // part,
+        )
+
+
 FIGURES: dict[str, Callable[..., dict[str, Any]]] = {
     "why": lambda *, quick, before: why.measure(quick=quick),
     "metrics": measure_metrics,
     "otel": lambda *, quick, before: otel_cost.measure(quick=quick),
+    "console": measure_console,
 }
 
 

@@ -28,14 +28,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
 from main_path import BenchCluster
 
 from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
+from keylane.errors import GroupUnknownError
+from support.browser import running_browser
 
 SUBJECT = "orders"
 GROUP = "billing"
@@ -44,7 +47,6 @@ CONSUMERS = 200
 PAGES = 20
 ROUNDS = 7
 PATHS = ("", f"/subjects/{SUBJECT}", f"/subjects/{SUBJECT}/groups/{GROUP}")
-CHROMIUM = "/usr/bin/chromium"
 WATCH = """
 window.updates = [];
 const Given = EventSource;
@@ -106,10 +108,11 @@ async def prepare(meta: str, partitions: int, consumers: int) -> None:
         async with asyncio.timeout(300):
             await admin.wait(operation)
             while True:
-                described = await admin.describe_group(SUBJECT, GROUP)
-                owned = sum(each.owner is not None for each in described.partitions)
-                if described.sessions == consumers and owned >= partitions:
-                    return
+                with suppress(GroupUnknownError):  # it begins with the first consumer
+                    described = await admin.describe_group(SUBJECT, GROUP)
+                    owned = sum(each.owner is not None for each in described.partitions)
+                    if described.sessions == consumers and owned >= partitions:
+                        return
                 await asyncio.sleep(1)
 
 
@@ -163,16 +166,12 @@ async def sample_ms(meta: str) -> float:
 
 async def look(cluster: BenchCluster, *, partitions: int, consumers: int) -> dict[str, float]:
     """Measure a cluster whose consumers run."""
-    from playwright.async_api import async_playwright
-
     await prepare(cluster.meta, partitions, consumers)
     pid = cluster.meta_process.pid
     async with AsyncExitStack() as stack:
         sender = asyncio.create_task(send(cluster.meta))
         stack.callback(sender.cancel)
-        playwright = await stack.enter_async_context(async_playwright())
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        stack.push_async_callback(browser.close)
+        browser = await stack.enter_async_context(running_browser())
         await asyncio.sleep(5)
         before = memory_mb(pid)
         base = f"http://{cluster.meta}/console"
