@@ -124,6 +124,10 @@ class Started(NamedTuple):
     """True if the program received the message at `clock_ns`, in one batch with an earlier message
     of its key, and starts to handle it only now.
     """
+    is_promised: bool = False
+    """True if the lease at the metaserver had ended, by the consumer's clock, and the consumer
+    relied on the promise of a broker that nobody else is let in.
+    """
 
 
 class Ended(NamedTuple):

@@ -157,6 +157,8 @@ class Judge:
         """Maps (group, producer, key) to the number of the newest message that was begun outside
         lost partitions since a loss was accepted.
         """
+        self._let_in: dict[tuple[str, int], int] = {}
+        """Maps (group, partition) to the newest token that a broker has let in."""
         self._leased_ids: dict[tuple[str, int], int] = {}
         """Maps (group, token) to the partition for which the token was granted."""
         self._expired_below: dict[int, int] = {}
@@ -184,6 +186,7 @@ class Judge:
         ours: bool = False,
         session_left_ms: int | None = None,
         with_earlier: bool = False,
+        is_promised: bool = False,
     ) -> None:
         """See `events.Started`."""
         slot = (partition_id, offset)
@@ -198,13 +201,20 @@ class Judge:
         elif clock_ns >= deadline_ns:
             late_ms = (clock_ns - deadline_ns) / 1e6
             note_anomaly("late start", f"{value!r} under token {token}, {late_ms:.1f} ms late")
-        elif session_left_ms is not None and session_left_ms <= 0:
+        elif session_left_ms is not None and session_left_ms <= 0 and not is_promised:
             note_anomaly(
                 "late start", f"{value!r} under token {token}, of a session that has ended"
             )
         leased_id = self._leased_ids.get((group, token), partition_id)
         self.ownership.on_started(
-            session, partition_id, offset, token, leased_id, ours=ours, with_earlier=with_earlier
+            session,
+            partition_id,
+            offset,
+            token,
+            leased_id,
+            ours=ours,
+            with_earlier=with_earlier,
+            let_in=self._let_in.get((group, leased_id), 0) if is_promised else None,
         )
         message = log.sent_messages.get(stored_value)
         if message is None:
@@ -269,6 +279,8 @@ class Judge:
         progress = self.get_progress(group, partition_id)
         if kind == "acquire":
             self._leased_ids[group, token] = partition_id
+            newest = self._let_in.get((group, partition_id), 0)
+            self._let_in[group, partition_id] = max(token, newest)
         progress.on_served(kind, token, began, self.now)
         if cursor >= 0:
             progress.on_reported(kind, token, began, self.now, cursor, ranges)

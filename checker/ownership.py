@@ -110,6 +110,7 @@ class Ownership:
         *,
         ours: bool,
         with_earlier: bool = False,
+        let_in: int | None = None,
     ) -> None:
         """
         Check the lease under which a handler was started. `leased_id` is the leased partition. It
@@ -117,9 +118,12 @@ class Ownership:
 
         A program that received several messages of a key in one batch before the next grant may
         continue with them afterwards. Its acks are refused by the fence, like those of a handler
-        that is still running.
+        that is still running. `let_in` is the newest token that the broker has let in, if the
+        owner relies on the broker's promise; None: it relies on its lease.
         """
         granted, lease = self._newest_token(session, leased_id), (session, leased_id, token)
+        if let_in is not None:
+            granted = let_in
         if token >= granted:
             self._begun_before_next_grant.add(lease)
         elif session not in self._replaced_sessions and not (
