@@ -204,7 +204,7 @@ CATCHES: dict[str, int] = {
     "progress_told_before_durable": 11,
     "promised_owners_are_passed_over": 2_799,
     "promoted_folders_do_not_know_their_promotion": 400_000_000,
-    "proposed_copies_do_not_count": 400_000_004,
+    "proposed_copies_do_not_count": 400_000_001,
     "published_rows_stay_open": 2_000_000_029,
     "pull_of_lower_token_accepted": 106,
     "pulls_do_not_wait": 0,
