@@ -157,10 +157,11 @@ class HandingOver:
                 return await self._keeper.was_replaced()
             await self._keeper.offer_place("")
         except ConflictError:
-            return await self._keeper.was_replaced()
+            self._keeper.note_replaced()
         except KeylaneError:
-            pass
-        return False
+            if self._following.taken_over.is_set():
+                self._keeper.note_replaced()
+        return self._keeper.is_replaced
 
     def _choose(self, copy_id: str) -> str:
         """Return the copy that is to take the place. Raises ConflictError, NotFoundError."""

@@ -384,7 +384,7 @@ class SetKeeper:
     def _adopt(self, stored: CopySet) -> None:
         """Take what a metaserver has stored."""
         if self._names_another(stored):
-            self._note_replaced()
+            self.note_replaced()
             return
         if self._stored is None:
             self._known_ms = self._boot_ms()
@@ -403,7 +403,8 @@ class SetKeeper:
         known = self._stored
         return known is not None and stored.term > known.term and bool(stored.promoted)
 
-    def _note_replaced(self) -> None:
+    def note_replaced(self) -> None:
+        """Note that a copy has this broker's place: no commit is acked again."""
         self.is_replaced = True
         self.commitment.members = None
         self._wait.copies = self.commitment
@@ -437,7 +438,7 @@ class SetKeeper:
         except ConflictError:
             is_replaced = True
         if is_replaced:
-            self._note_replaced()
+            self.note_replaced()
         return self.is_replaced
 
     async def close(self) -> None:

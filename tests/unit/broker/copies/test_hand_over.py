@@ -159,6 +159,17 @@ async def test_broker_whose_copy_cannot_tell_it_asks_a_metaserver(
     assert serving.replaced
 
 
+async def test_broker_believes_its_copy_when_no_metaserver_answers(serving: Serving) -> None:
+    handing = serving.begin()
+    await serving.offered()
+    appending = serving.append(0)
+    serving.kept.error = NotSentError("away")
+    await serving.follow(has_taken_over=True)
+    await handing
+    with pytest.raises(WrongBrokerError):
+        await appending
+
+
 async def test_commits_go_on_when_no_metaserver_stores_the_offer(serving: Serving) -> None:
     serving.kept.error = NotSentError("away")
     with pytest.raises(NotSentError):
