@@ -193,6 +193,8 @@ class Copying:
         """Mostly, brokers lose power while they sync."""
         self.promoted = 0
         self.handed_over = 0
+        self._asking: list[asyncio.Future[None]] = []
+        """The hand-overs that were asked for."""
         self._replaced: list[tuple[BrokerHost, CopyHost]] = []
         """Brokers whose folder becomes a copy, each with the host that keeps it then."""
         self._old: set[CopyHost] = set()
@@ -331,7 +333,9 @@ class Copying:
         if host.takes_over and rng.random() < 0.3:
             self._stop_broker(host.group)
         elif host.folds and rng.random() < 0.3:
-            await self._hand_over(host)
+            copy_id = _id_of(host.disk) if rng.random() < 0.5 else ""
+            # Its answer may be lost: other troubles do not wait for it.
+            self._asking.append(asyncio.ensure_future(self._hand_over(host.group, copy_id)))
         elif deed < 0.12:
             host.end(machine_down=rng.random() < 0.3)
             world.loop.after(4 * rng.random(), world.faults.restart, host)
@@ -573,11 +577,10 @@ class Copying:
             self._promote(broker, copy, candidate)
         world.faults.restart(copy)
 
-    async def _hand_over(self, host: CopyHost) -> None:
+    async def _hand_over(self, group: str, copy_id: str) -> None:
         """An operator asks for a hand-over, to this copy or any; while other faults are near."""
-        copy_id = _id_of(host.disk) if self._rng.random() < 0.5 else ""
         with contextlib.suppress(KeylaneError):
-            await self._meta.call(endpoints.HAND_OVER, HandOver(copy_id=copy_id), group=host.group)
+            await self._meta.call(endpoints.HAND_OVER, HandOver(copy_id=copy_id), group=group)
             self.handed_over += 1
 
     def _isolate(self, broker: BrokerHost) -> None:
