@@ -458,9 +458,14 @@ class Copying:
         return not (host.running or self._is_promoted(host))
 
     def _is_promoted(self, host: CopyHost) -> bool:
-        """Whether the copy has the place of its broker, and may not know it yet."""
+        """Whether the copy has the place of its broker, and may not know it yet, or asks for it."""
+        if not host.takes_over:
+            return False
         promoted = self._world.shelf.ask("SELECT promoted FROM copy_sets")
-        return host.takes_over and _id_of(host.disk) in {each for (each,) in promoted if each}
+        broker = next(each for each in self._world.brokers if each.group == host.group)
+        return _id_of(host.disk) in {each for (each,) in promoted if each} or not (
+            broker.running and broker.heard
+        )
 
     def _begin_anew(self, host: CopyHost) -> None:
         """An operator gives a copy an empty folder."""
