@@ -27,6 +27,7 @@ from ..protocol.errors import (
     KeylaneError,
     MessageTooLargeError,
     NotSentError,
+    OutcomeUnknownError,
     ProducerFencedError,
     Reason,
     SequenceGapError,
@@ -321,6 +322,9 @@ class Executor:
                     self._push_error = None
                     raise fault
                 self._settle_stored()
+                if calls and calls[0][1].cancelled():
+                    text = f"no answer before the partition moved to {self.partition.address}"
+                    raise OutcomeUnknownError(text)
                 if calls and calls[0][1].done():
                     calls[0][1].result()  # raises the failure
                 if not calls and (channel.closed or self._broker is not self._channel_broker):
@@ -673,10 +677,12 @@ class Executor:
 
     def follow_broker(self, address: str, broker: BrokerClient) -> None:
         """Send to the broker group's new address, and stop counting this partition as busy at the
-        old one.
+        old one. Pending calls end as if they had timed out, because the old broker may hang.
         """
         self.partition = msgspec.structs.replace(self.partition, address=address)
         self._broker = broker
+        for _, call in self._calls:
+            self._is_recovering |= call.cancel()
         self._wake.set()
         self._broker_load.remove(self)
         self._leave_broker_load()

@@ -467,7 +467,10 @@ class Store:
     def record_promise(
         self, partition: HostedPartition, group: Group, promise_ms: int, on_done: DoneCallback
     ) -> None:
-        """Make a promise to a group's owner durable, then call `on_done`."""
+        """Make a promise to a group's owner durable, then call `on_done`. Raises
+        BrokerReadOnlyError if that is impossible now.
+        """
+        self.commit.check_room(0, is_control=True)
         lock = group.lock
         self.state.mark_dirty(partition)
         body = FenceBody(group.name, lock.fence, lock.session, promise_ms)

@@ -9,12 +9,18 @@ import pytest
 from keylane.broker.copies.commitment import Commitment
 from keylane.broker.store import carry_over
 from keylane.broker.store.group_changes import forget_group, set_cursor
-from keylane.protocol.errors import BusyError, FencedError, Reason, StorageError
+from keylane.protocol.errors import (
+    BrokerReadOnlyError,
+    BusyError,
+    FencedError,
+    Reason,
+    StorageError,
+)
 from keylane.protocol.frames import Ack, Acked
 from keylane.protocol.progress import ForgetGroup, SetCursor
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
-from sim.machines.store import SESSION, Desk, batch, open_store
+from sim.machines.store import SESSION, AskedCall, Desk, batch, open_store
 
 OTHER = "b" * 16
 TTL_MS = 10_000
@@ -150,6 +156,23 @@ async def test_promise_is_not_told_when_the_disk_fails(desk: PromisedDesk, disk:
     disk.failing_operation = "fdatasync"
     with pytest.raises(StorageError):
         await desk.want()
+
+
+async def test_request_for_a_promise_is_refused_once_when_the_disk_has_failed(
+    desk: PromisedDesk, disk: SimDisk
+) -> None:
+    """Its caller answers a refusal that is raised; the call must get no second one."""
+    disk.failing_operation = "fdatasync"
+    with pytest.raises(StorageError):
+        await desk.say(Ack(1, "audit", SESSION, 1, ((0, 1),)))
+    call = AskedCall()
+    with pytest.raises(BrokerReadOnlyError):
+        desk.service.begin(
+            Ack(1, "audit", SESSION, 1, (), promise_ms=PROMISE_MS), memoryview(b""), call
+        )
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not call.done.done()
 
 
 async def test_promise_waits_for_copies(desk: PromisedDesk) -> None:

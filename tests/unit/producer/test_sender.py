@@ -362,6 +362,40 @@ async def test_moved_broker_is_found_when_the_route_does_not_list_it():
     assert network.stored == {1: [b"0"], 2: [b"1", b"2"]}
 
 
+class HangingChannel(ScriptedChannel):
+    """The broker at the first address stores what it gets, and answers nothing."""
+
+    async def call(self, request, payload=b"", *, timeout_ms):
+        answer = await super().call(request, payload, timeout_ms=timeout_ms)
+        if self.address == "broker-1":
+            await asyncio.Event().wait()
+        return answer
+
+
+async def test_batches_are_stored_once_and_in_order_when_their_broker_hangs_and_moves():
+    """Their calls end when the route says where the broker is now, and not with their timeout."""
+    network = ScriptedNetwork()
+
+    async def open_channel(address: str, *, timeout_ms: int) -> HangingChannel:
+        return HangingChannel(network, address)
+
+    network.open_channel = open_channel
+    settings = ProducerSettings(
+        backoff=QUICK.backoff, batch_count=1, in_flight_max=2, call_timeout_ms=60_000
+    )
+    values = [b"%d" % number for number in range(4)]
+    async with producer_on(network, settings) as producer:
+        futures = [producer.send("s", value, key=b"k") for value in values]
+        await eventually(lambda: len(network.stored.get(1, ())) == 2)
+        (partition,) = network.route.partitions
+        moved = msgspec.structs.replace(partition, address="elsewhere")
+        network.route = msgspec.structs.replace(network.route, version=2, partitions=(moved,))
+        receipts = [await asyncio.wait_for(future, 30) for future in futures]
+
+    assert network.stored == {1: values}
+    assert [receipt.duplicate for receipt in receipts] == [True, True, False, False]
+
+
 async def test_messages_keep_their_order_when_they_are_sent_before_the_first_route():
     """Messages that were sent before the first route are stored first, in their order."""
     network = ScriptedNetwork()

@@ -173,7 +173,7 @@ async def test_held_messages_name_the_partition_that_they_wait_for():
         network.sealed.add(1)
         older = producer.send("s", b"1", key=b"k")
         await eventually(lambda: network.asked)
-        network.route = network.route_to(2, version=2)
+        network.route = network.route_to(2, version=2, group="another")
         sender = producer._senders["s"]
         await eventually(lambda: sender.table[0] is None)
         newer = producer.send("s", b"2", key=b"another")
