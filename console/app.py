@@ -99,6 +99,8 @@ class SignIn(NamedTuple):
     token: str
     """The access token; "" without access control."""
     principal: str
+    secret: str
+    """What forms are made with: the token, or something that a restart changes."""
 
 
 class Console:
@@ -230,7 +232,7 @@ class Console:
             return self._act_page(act, name, values, who)
         values = act.only_own(request.form)
         step = request.form.get("step", "")
-        if not is_own_form(who.token or self._secret, request.form.get("csrf", "")):
+        if not is_own_form(who.secret, request.form.get("csrf", "")):
             problem = FOREIGN_FORM if self._is_guarded else FORM_BEFORE_RESTART
             return self._act_page(act, name, values, who, problem=problem, status=403)
         if step == "command":
@@ -251,7 +253,6 @@ class Console:
         try:
             form = Form(values, now_ms=self._clock.wall_ms(), dry_run=is_plan)
             done = await run(act, feed.admin, form)
-            feed.forget_operations()
         except SIGNED_OUT:
             problem = "Your sign-in ended in the middle of it: look at what was done."
             return self._ask_to_sign_in(request, problem)
@@ -269,6 +270,8 @@ class Console:
                 hint=error.hint.removeprefix("Nothing was done. "),
                 status=_status_of(error),
             )
+        finally:
+            feed.forget_operations()  # one may have begun even if the answer is an error
         if is_plan:
             return self._act_page(act, name, values, who, plan=done.lines)
         return self._act_page(act, name, values, who, done=done)
@@ -299,13 +302,13 @@ class Console:
     async def _identify(self, request: PageRequest) -> SignIn | None:
         """Return who sent a request; None if nobody is signed in, or no longer."""
         if not self._is_guarded:
-            return SignIn("", "")
+            return SignIn("", "", self._secret)
         token = request.cookies.get(COOKIE, "")
         if not token:
             return None
         try:
             token = read_token(token)
-            return SignIn(token, await request.identify(token))
+            return SignIn(token, await request.identify(token), token)
         except (ConfigError, *SIGNED_OUT):
             return None
 
@@ -324,17 +327,16 @@ class Console:
             return _see_other(back, cookie)
         # The form of an act is kept: it comes again, filled in.
         kept = ACTS[name].only_own(request.form, "kept-")
-        answer = self._act_page(ACTS[name], name, kept, SignIn(token, principal))
+        answer = self._act_page(ACTS[name], name, kept, SignIn(token, principal, token))
         return replace(answer, headers={**answer.headers, **cookie})
 
     def _sign_out(self, request: PageRequest) -> PageAnswer:
         token = request.cookies.get(COOKIE, "")
+        if not token:
+            return _see_other("/console", {})  # the sign-in has ended by itself
         if not is_own_form(token, request.form.get("csrf", "")):
-            raise InvalidRequestError("the form was made for another sign-in")
+            raise InvalidRequestError("the form was made under another sign-in")
         return _see_other("/console", {"Set-Cookie": cookie_for("", is_secure=request.is_secure)})
-
-    def _csrf(self, who: SignIn) -> str:
-        return form_token(who.token or self._secret)
 
     def _ask_to_sign_in(
         self, request: PageRequest, problem: str = "", *, back: str = ""
@@ -373,7 +375,9 @@ class Console:
         return PageAnswer(headers=headers, body=found.body)
 
     def _page(self, page: Page, who: SignIn, status: int = 200) -> PageAnswer:
-        return self._html_answer(page, status=status, principal=who.principal, csrf=self._csrf(who))
+        return self._html_answer(
+            page, status=status, principal=who.principal, csrf=form_token(who.secret)
+        )
 
     def _html_answer(self, page: Page, *, status: int, **context: object) -> PageAnswer:
         body = self._html.render(page, is_guarded=self._is_guarded, **context)
@@ -383,13 +387,13 @@ class Console:
     def _failed(
         self, error: KeylaneError, who: SignIn | None, onward: Link | None = None
     ) -> PageAnswer:
-        """Return the page of an error, with a link to where the user may go on."""
+        """Return the page of an error, with a link to where the user may continue."""
         page = Page(title=_title_of(error), template="error.html", is_live=False)
         return self._html_answer(
             page,
             status=_status_of(error),
             principal=who.principal if who else "",
-            csrf=self._csrf(who) if who else "",
+            csrf=form_token(who.secret) if who else "",
             error=error,
             onward=onward or Link("To the overview", "/console"),
         )

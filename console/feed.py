@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Hashable
-from itertools import pairwise
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from itertools import islice, pairwise
 from typing import TypeVar, cast
 
 from ..admin import (
@@ -27,7 +27,7 @@ from ..admin import (
 )
 from ..admin.why.lag import STUCK_MS, is_stuck
 from ..protocol.clock import Clock
-from ..protocol.errors import KeylaneError
+from ..protocol.errors import GroupUnknownError, KeylaneError
 from ..protocol.operations import ROUTE_FINAL
 from ..rpc.race import shield, start_task
 from .cluster import ClusterSample, GroupTotals, Standstills, sum_up
@@ -38,7 +38,9 @@ SAMPLE_S = 0.9
 BROKER_S = 1.0
 """How long a broker may take to answer, in seconds; after that a page says that it does not."""
 KEPT_MAX = 1_000
-"""The maximum number of samples that are kept."""
+"""The maximum number of samples that are kept, and of explanations."""
+KEPT_S = 10.0
+"""How long a sample is kept after it was asked for, in seconds."""
 TRENDS_MAX = 1_000
 """The maximum number of trends: one for each subject, two for each group."""
 STALE_S = 10.0
@@ -86,6 +88,11 @@ class Trends:
     def values(self, name: Hashable) -> tuple[float, ...]:
         """Return the values, oldest first."""
         return tuple(value for _, value in self._points.get(name, ()))[-POINTS_MAX:]
+
+    def last(self, name: Hashable) -> float:
+        """Return the newest value; 0 if there is none."""
+        points = self._points.get(name)
+        return points[-1][1] if points else 0.0
 
     def rates(self, name: Hashable) -> tuple[float, ...]:
         """Return the growth per second between two values each, oldest first."""
@@ -167,9 +174,16 @@ class Feed:
             future.add_done_callback(_retrieve)
             self._samples[name] = (self.now_s, future)
             self._samples.move_to_end(name)
-            if len(self._samples) > KEPT_MAX:
-                self._samples.popitem(last=False)
+            self._drop_old_samples()
         return cast(T, await shield(future))
+
+    def _drop_old_samples(self) -> None:
+        """Drop those that no page shows any more: one of many partitions is large."""
+        for name, (at_s, future) in list(self._samples.items()):
+            if self.now_s - at_s <= KEPT_S and len(self._samples) <= KEPT_MAX:
+                return
+            if future.done():
+                del self._samples[name]
 
     async def cluster(self) -> ClusterSample:
         """Return the whole cluster: subjects, brokers, and what brokers say of partitions."""
@@ -225,6 +239,18 @@ class Feed:
             ("group", subject, group), lambda: ask(subject, group, within_s=BROKER_S)
         )
 
+    async def present_groups(self, names: Iterable[tuple[str, str]]) -> list[GroupDescription]:
+        """Return consumer groups by subject and name, without those that were deleted meanwhile."""
+
+        async def ask(subject: str, group: str) -> GroupDescription | None:
+            try:
+                return await self.group(subject, group)
+            except GroupUnknownError:
+                return None
+
+        found = await asyncio.gather(*(ask(*each) for each in names))
+        return [each for each in found if each is not None]
+
     async def operations(self, subject: str) -> list[OperationView]:
         """Return the latest operations of a subject."""
         name = ("operations", subject)
@@ -243,34 +269,27 @@ class Feed:
             if isinstance(name, tuple) and name[0] == "operations":
                 del self._samples[name]
 
-    def explanation(self, subject: str, group: str) -> Explanation | None:
-        """Return why messages do not arrive at a group, or None while that is not known. It is
-        asked for meanwhile, if what is known is old.
+    def explanation(self, subject: str, group: str) -> Explanation | str | None:
+        """Return why messages do not arrive at a group, or why that cannot be found out, or None
+        while it is not known. It is asked for meanwhile, if what is known is old.
         """
-        self._explain_soon([(subject, group)])
-        found = self._explained((subject, group))
-        return found if isinstance(found, Explanation) else None
+        (found,) = self._explain([(subject, group)])
+        return found
 
-    def explain(self, sample: ClusterSample) -> tuple[list[tuple[GroupTotals, Explanation]], int]:
+    def explain(self, sample: ClusterSample) -> list[tuple[GroupTotals, Explanation | str | None]]:
+        """Return the first EXPLAINED_MAX groups that have cause for an explanation, each with it;
+        see `explanation`.
         """
-        Return the explanations of the groups that have cause for one, and how many are being looked
-        into.
-        """
-        wanted = [group for group in sample.groups() if self._has_cause(group)][:EXPLAINED_MAX]
-        self._explain_soon([(group.subject, group.group) for group in wanted])
-        known = []
-        pending = 0
-        for group in wanted:
-            explanation = self._explained((group.subject, group.group))
-            if isinstance(explanation, Explanation):
-                known.append((group, explanation))
-            pending += explanation is None
-        return known, pending
+        caused = (group for group in sample.groups() if self._has_cause(group))
+        wanted = list(islice(caused, EXPLAINED_MAX))
+        found = self._explain([(group.subject, group.group) for group in wanted])
+        return list(zip(wanted, found, strict=True))
 
-    def _explained(self, names: tuple[str, str]) -> Explanation | str | None:
-        """Return an explanation, or why there is none; None if it is not known any more."""
-        at_s, found = self._explanations.get(names, (0.0, None))
-        return found if self.now_s - at_s <= EXPLAINED_SHOWN_S else None
+    def _explain(self, names: list[tuple[str, str]]) -> list[Explanation | str | None]:
+        self._explain_soon(names)
+        now_s = self.now_s
+        known = (self._explanations.get(each, (0.0, None)) for each in names)
+        return [found if now_s - at_s <= EXPLAINED_SHOWN_S else None for at_s, found in known]
 
     def _explain_soon(self, names: list[tuple[str, str]]) -> None:
         """Ask for the explanations that are missing or old, a few at a time."""
@@ -296,8 +315,8 @@ class Feed:
         It may be stuck on one partition while it goes on with others, or go on with all and fall
         further and further behind.
         """
-        lag = next(reversed(self.trends.values(("lag", subject, group))), 0.0)
-        acked = next(reversed(self.trends.values(("acked", subject, group))), 0.0)
+        lag = self.trends.last(("lag", subject, group))
+        acked = self.trends.last(("acked", subject, group))
         standing_s = self._standstills.longest_s(subject, group, self.now_s)
         falls_per_s = self.trends.falls_per_s(("lag", subject, group))
         oldest_s = self.trends.age_s(("end", subject), acked)

@@ -76,11 +76,6 @@ class Feeds:
         finally:
             entry.users -= 1
 
-    @property
-    def address(self) -> str:
-        """The metaserver's own address."""
-        return self._address
-
     async def _make_room(self) -> None:
         if len(self._feeds) < FEEDS_MAX:
             return

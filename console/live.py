@@ -74,9 +74,11 @@ class PageChannel:
         self._clock = clock
         self.users = 0
         self.number = 0
-        """Counts the samples."""
+        """The number of samples that have ended."""
         self.is_closed = False
+        self._at = ""
         self._cells: dict[str, LiveValue] = {}
+        """All cells of the newest sample; none if it has failed."""
         self._structure = ""
         self._delta = b""
         """What has changed with the newest sample."""
@@ -93,27 +95,27 @@ class PageChannel:
             await asyncio.sleep(max(PERIOD_S - took_s, took_s * (BUSY_SHARE - 1)))
 
     async def _sample(self) -> None:
-        self.number += 1
         at = format_time(self._clock.wall_ms())
+        cells: dict[str, LiveValue] = {}
+        structure, problem = "", b""
         try:
             page = await self._build()
+            cells, structure = page.live(), page.structure()
         except KeylaneError as error:
-            self._delta = encode_error(error)
-            return
+            problem = encode_error(error)
         except Exception:
             log.exception("a bug: cannot draw a page of the console")
-            self._delta = encode_event(Event(problem="a bug in the console; its log has more"))
-            return
-        cells = page.live()
-        structure = page.structure()
+            problem = encode_event(Event(problem="a bug in the console; its log has more"))
         delta = changed(self._cells, cells) if structure == self._structure else cells
-        self._cells, self._structure = cells, structure
-        self._delta = self._encoded(at, delta)
+        # Until here, a browser that comes meanwhile gets the sample before.
+        self._at, self._cells, self._structure = at, cells, structure
+        self._delta = problem or self._encoded(delta)
+        self.number += 1
 
-    def _encoded(self, at: str, cells: dict[str, LiveValue]) -> bytes:
-        data = encode_event(Event(at, structure=self._structure, cells=cells))
+    def _encoded(self, cells: dict[str, LiveValue]) -> bytes:
+        data = encode_event(Event(self._at, structure=self._structure, cells=cells))
         if len(data) > EVENT_BYTES_MAX:
-            return encode_event(Event(at, structure="too large"))
+            return encode_event(Event(self._at, structure="too large"))
         return data
 
     async def wait(self, seen: int) -> tuple[int, bytes]:
@@ -124,7 +126,7 @@ class PageChannel:
             return -1, b""
         if self.number == seen + 1 or not self._cells:
             return self.number, self._delta
-        return self.number, self._encoded(format_time(self._clock.wall_ms()), self._cells)
+        return self.number, self._encoded(self._cells)
 
     async def close(self) -> None:
         """End the work; those who wait are woken."""

@@ -128,10 +128,8 @@ class Page:
     tabs: tuple[Link, ...] = ()
     template: str = "page.html"
     is_live: bool = True
-    drawing: str = ""
-    """An SVG document that the page shows."""
     drawn: str = ""
-    """A digest of what is drawn: if it changes, the page is drawn anew."""
+    """A digest of what only its own template draws: if it changes, the page is drawn again."""
     extra: Mapping[str, object] = field(default_factory=dict)
     """What only its own template knows."""
 
@@ -155,11 +153,12 @@ class Page:
         parts = [
             [[each.step, each.href, each.about] for each in self.wrong or ()],
             [[each.text, each.step] for each in self.unknown],
-            [self.wrong is None, self.pending],
+            [self.wrong is None, self.pending, self.lead],
             [label for label, _ in self.facts],
             [
                 [
                     table.name,
+                    table.caption,
                     [[row.key, *(cell.href for cell in row.cells)] for row in table.rows],
                     str(table.pager),
                 ]

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Collection
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -35,7 +35,6 @@ from ...protocol.parked import ParkedList, ParkedTotals
 from ...protocol.reading.newest import NewestMessage
 from ...protocol.routing import Partition
 from ...protocol.scheduled.receipt import ScheduledPage
-from ...protocol.text import counted, listed
 from ...protocol.why import Explanation
 from ...rpc.client import BrokerClient
 from ...rpc.connections import gather_limited
@@ -45,10 +44,11 @@ from ..views import describe_group
 from .causes import explain
 from .facts import Facts, LagPace, partitions_of_key
 from .lag import STUCK_MS
+from .servers import numbered
 
 T = TypeVar("T")
 WITHIN_S = 0.6
-"""How long servers may take to answer, in seconds, after the metaserver has told the group."""
+"""How long servers may take to answer, in seconds, once the metaserver has described the group."""
 LATE = f"has not answered within {WITHIN_S} s"
 METASERVER_MS = 400
 """How long each metaserver may take at the first attempt, in milliseconds; one that hangs is not
@@ -137,8 +137,25 @@ async def _ask_group_twice(meta: MetaserverCalls, subject: str, group: str) -> G
         raise
 
 
+class _Missed(NamedTuple):
+    """Something that was asked in vain."""
+
+    what: str
+    """Such as "the operations"; or "the state of", before the partitions."""
+    why: str
+    silent: str | None = None
+    """The broker group that has not answered; "": the metaserver; None: there was an answer."""
+
+    def text(self, partitions: Collection[int]) -> str:
+        """Return a sentence for `Facts.unknown`."""
+        who = "the metaserver " if self.silent == "" else ""
+        if self.silent:
+            who = f"broker group {self.silent} "
+        return f"{f'{self.what} {numbered(sorted(partitions))}'.rstrip()}: {who}{self.why}"
+
+
 class _Question:
-    """One question, and what servers have told so far."""
+    """One question, and what servers have answered so far."""
 
     def __init__(
         self,
@@ -172,26 +189,21 @@ class _Question:
         self._totals: dict[int, ParkedTotals] = {}
         self._is_parked_partial = False
         self._brokers: list[BrokerView] = []
-        self._brokers_told = asyncio.Event()
-        """Set once the metaserver has told the brokers, or has not done so in time."""
+        self._brokers_known = asyncio.Event()
+        """Set once the metaserver has listed the brokers, or has not done so in time."""
         self._accepts: dict[str, bool] = {}
         self._health: dict[str, Health] = {}
         self._clocks_ms: dict[str, int] = {}
-        self._late: dict[str, tuple[str, str]] = {}
-        """What was not told in time: the broker group that was asked, and why it did not tell."""
-        self._stateless: dict[str, tuple[list[int], str]] = {}
-        """By broker group, the partitions whose state was not told in time, and why not."""
+        self._missed: dict[_Missed, set[int]] = {}
+        """What was asked in vain, with the partitions that it is about."""
         self._scheduled: list[ScheduledPage] = []
         self._operations: list[OperationView] = []
-        self._unknown: list[str] = []
 
     async def ask(self) -> None:
         """Ask all servers at the same time."""
         if not self._may_read:
-            self._unknown.append(
-                "what is parked, stored and scheduled: the caller has no right to read "
-                f"{self._view.subject}"
-            )
+            why = f"the caller has no right to read {self._view.subject}"
+            self._miss(_Missed("what is parked, stored and scheduled", why))
         by_broker: dict[str, list[Partition]] = {}
         for each in self._partitions:
             by_broker.setdefault(each.broker_group, []).append(each)
@@ -202,24 +214,18 @@ class _Question:
         )
 
     def facts(self) -> Facts:
-        """Return what was told."""
+        """Return what was answered."""
         statuses: dict[int, PartitionStatus | str] = {
-            each.partition_id: self._statuses.get(each.partition_id)
-            or "its broker has not told its state"
+            each.partition_id: self._statuses.get(each.partition_id) or "its state is not known"
             for each in self._partitions
         }
         groups = {each.broker_group for each in self._partitions}
         silent = self._silent()
         unknown = [f"what broker group {name} knows: it {why}" for name, why in silent.items()]
-        late = {
-            f"the state of {counted(len(numbers), 'partition')}, {listed(numbers)}": (name, why)
-            for name, (asked, why) in self._stateless.items()
-            if (numbers := [each for each in asked if each not in self._statuses])
-        }
         unknown += [
-            f"{what}: broker group {name} {why}"
-            for what, (name, why) in (late | self._late).items()
-            if name not in silent
+            missed.text(partitions)
+            for missed, partitions in self._missed.items()
+            if missed.silent not in silent
         ]
         return Facts(
             group=describe_group(self._view, statuses),
@@ -239,41 +245,41 @@ class _Question:
             scheduled=tuple(self._scheduled),
             operations=tuple(self._operations),
             now_ms=self._now_ms(),
-            unknown=(*unknown, *dict.fromkeys(self._unknown)),
+            unknown=tuple(unknown),
         )
 
     def _silent(self) -> dict[str, str]:
-        """Return the broker groups that have told nothing at all, each with the reason."""
-        told = {page.broker_group for page in self._scheduled} | self._health.keys()
-        told |= {p.broker_group for p in self._partitions if p.partition_id in self._statuses}
-        late = dict(self._late.values()) | {name: why for name, (_, why) in self._stateless.items()}
-        return {name: why for name, why in late.items() if name not in told}
+        """Return the broker groups that have answered nothing at all, each with the reason."""
+        heard = {page.broker_group for page in self._scheduled} | self._health.keys()
+        heard |= {p.broker_group for p in self._partitions if p.partition_id in self._statuses}
+        late = {each.silent: each.why for each in self._missed if each.silent}
+        return {name: why for name, why in late.items() if name not in heard}
 
     # ── the metaserver ────────────────────────────────────────────────────────────────────────────
     async def _ask_brokers(self) -> None:
-        health = await self._told(
-            "the list of brokers", self._call_metaserver(endpoints.HEALTH), broker_group=""
+        health = await self._answered(
+            "the list of brokers", self._call_metaserver(endpoints.HEALTH), ""
         )
         if health is not None:
             self._brokers = msgspec.convert(health.details.get("brokers", []), list[BrokerView])
-        self._brokers_told.set()
+        self._brokers_known.set()
         if self._may_read and self._key is None:  # scheduled messages have no key
             asked = [each for each in self._brokers if each.available][:BROKERS_MAX]
             await asyncio.gather(*map(self._ask_scheduled, asked))
 
     async def _ask_scheduled(self, broker: BrokerView) -> None:
         query = {"subject": self._view.subject, "limit": 1}
-        page = await self._told(
+        page = await self._answered(
             f"the scheduled messages of broker group {broker.broker_group}",
             self._broker_at(broker.address).control(endpoints.SCHEDULED, query=query),
-            broker_group=broker.broker_group,
+            broker.broker_group,
         )
         if page is not None and page.count:
             self._scheduled.append(page)
 
     async def _ask_operations(self) -> None:
-        listed = await self._told(
-            "the operations", self._call_metaserver(endpoints.OPERATIONS), broker_group=""
+        listed = await self._answered(
+            "the operations", self._call_metaserver(endpoints.OPERATIONS), ""
         )
         if listed is not None:
             self._operations = listed.operations
@@ -295,8 +301,10 @@ class _Question:
 
     async def _probe_silent(self, name: str) -> None:
         """Find out what is at the address of a broker that the metaserver counts as silent."""
-        self._late[f"the health of broker group {name}"] = name, "is silent for the metaserver"
-        await self._brokers_told.wait()
+        self._miss(
+            _Missed(f"the health of broker group {name}", "is silent for the metaserver", name)
+        )
+        await self._brokers_known.wait()
         for each in self._brokers:
             if each.broker_group == name:
                 await self._probe(name, self._broker_at(each.address))
@@ -309,10 +317,8 @@ class _Question:
     async def _ask_health(self, name: str, broker: BrokerClient) -> None:
         before_ms = self._now_ms()
         telling = start_task(
-            self._told(
-                f"the health of broker group {name}",
-                broker.control(endpoints.HEALTH),
-                broker_group=name,
+            self._answered(
+                f"the health of broker group {name}", broker.control(endpoints.HEALTH), name
             )
         )
         try:
@@ -330,8 +336,11 @@ class _Question:
             self._clocks_ms[name] = wall_ms - (before_ms + self._now_ms()) // 2
 
     async def _ask_partition(self, broker: BrokerClient, partition: Partition) -> None:
-        number = partition.partition_id
-        status = await self._ask_status(broker, partition)
+        number, what = partition.partition_id, "the state of"
+        if self._now_s() >= self._deadline_s:
+            self._miss(_Missed(what, LATE, partition.broker_group), number)
+            return
+        status = await self._answered(what, self._status(broker, number), partition)
         if status is None:
             return
         self._statuses[number] = status
@@ -346,26 +355,13 @@ class _Question:
             further.append(self._look_again(broker, partition, status))
         await asyncio.gather(*further)
 
-    async def _ask_status(
-        self, broker: BrokerClient, partition: Partition
-    ) -> PartitionStatus | None:
-        number, name = partition.partition_id, partition.broker_group
-        if self._now_s() >= self._deadline_s:
-            self._stateless.setdefault(name, ([], LATE))[0].append(number)
-            return None
+    def _status(self, broker: BrokerClient, partition_id: int) -> Awaitable[PartitionStatus]:
         query = {"group": self._view.group}
-        what = f"the state of partition {number}"
-        status = await self._told(
-            what, broker.control(endpoints.PARTITION, query=query, id=number), broker_group=name
-        )
-        if what in self._late:
-            _, why = self._late.pop(what)
-            self._stateless.setdefault(name, ([], why))[0].append(number)
-        return status
+        return broker.control(endpoints.PARTITION, query=query, id=partition_id)
 
     async def _ask_parked(self, broker: BrokerClient, partition: Partition) -> None:
         number = partition.partition_id
-        page = await self._told_parked(broker, partition, self._key)
+        page = await self._answered_parked(broker, partition, self._key)
         if page is None:
             return
         views = [to_parked_view(number, each) for each in page.keys]
@@ -376,13 +372,13 @@ class _Question:
                 self._totals[number] = page.totals
             # What waits for a retry may be on a later page.
             views = [each for each in views if each.tries is None]
-            loose = await self._told_parked(broker, partition, b"")
+            loose = await self._answered_parked(broker, partition, b"")
             if loose is not None:
                 found = (to_parked_view(number, each) for each in loose.keys)
                 views += [each for each in found if each.tries is not None]
         (self._adopted if page.frozen else self._parked).extend(views)
 
-    async def _told_parked(
+    async def _answered_parked(
         self, broker: BrokerClient, partition: Partition, key: bytes | None
     ) -> ParkedList | None:
         query = {
@@ -391,20 +387,20 @@ class _Question:
             "retrying": 1,
             "key": None if key is None else key.hex(),
         }
-        return await self._told(
-            f"the parked keys of partition {partition.partition_id}",
+        return await self._answered(
+            "the parked keys of",
             broker.control(endpoints.PARKED, query=query, id=partition.partition_id),
-            broker_group=partition.broker_group,
+            partition,
         )
 
     async def _ask_newest(self, broker: BrokerClient, partition: Partition) -> None:
         assert self._key is not None
         number = partition.partition_id
         query = {"group": self._view.group, "key": self._key.hex()}
-        newest = await self._told(
-            f"the newest message of the key in partition {number}",
+        newest = await self._answered(
+            "the newest message of the key in",
             broker.control(endpoints.NEWEST_MESSAGE, query=query, id=number),
-            broker_group=partition.broker_group,
+            partition,
         )
         if newest is not None:
             self._newest[number] = newest
@@ -413,18 +409,19 @@ class _Question:
         self, broker: BrokerClient, partition: Partition, first: PartitionStatus
     ) -> None:
         """Find out what happens in a partition meanwhile, if there is time."""
-        began_s = self._now_s()
+        began_s, number = self._now_s(), partition.partition_id
         if began_s + 2 * PACE_S > self._deadline_s:
             return
         await asyncio.sleep(PACE_S)
         second, oldest_ms = await asyncio.gather(
-            self._ask_status(broker, partition), self._ask_oldest(broker, partition, first)
+            self._answered("the rate of", self._status(broker, number), partition),
+            self._ask_oldest(broker, partition, first),
         )
         if second is None or not (first.groups and second.groups):
             return
-        self._statuses[partition.partition_id] = second
+        self._statuses[number] = second
         stored = second.next_offset - first.next_offset
-        self._paces[partition.partition_id] = LagPace(
+        self._paces[number] = LagPace(
             over_ms=max(1, round((self._now_s() - began_s) * 1000)),
             stored=stored,
             acked=max(0, first.groups[0].lag + stored - second.groups[0].lag),
@@ -438,14 +435,14 @@ class _Question:
         or 0.
         """
         at_ms = self._now_ms() + self._clocks_ms.get(partition.broker_group, 0) - STUCK_MS
-        found = await self._told(
-            f"the age of what is not acked in partition {partition.partition_id}",
+        found = await self._answered(
+            "the age of what is not acked in",
             broker.control(
                 endpoints.OFFSET_AT,
                 query={"at_ms": max(0, at_ms), "bound": TimeBound.LOWER},
                 id=partition.partition_id,
             ),
-            broker_group=partition.broker_group,
+            partition,
         )
         if found is None or not status.groups:
             return 0
@@ -453,32 +450,35 @@ class _Question:
         return STUCK_MS if is_old else 0
 
     # ── within the time ───────────────────────────────────────────────────────────────────────────
-    async def _told(self, what: str, answer: Awaitable[T], *, broker_group: str) -> T | None:
+    async def _answered(self, what: str, answer: Awaitable[T], about: Partition | str) -> T | None:
         """
         Return an answer, or None if it does not come in time.
 
         Args:
-            what: what is asked, for `unknown`.
-            broker_group: the broker group that is asked; "": the metaserver.
+            what: what is asked; see `_Missed`.
+            about: the partition that it is about, or only the broker group that is asked; "": the
+                metaserver.
         """
+        name, number = (
+            (about, None) if isinstance(about, str) else (about.broker_group, about.partition_id)
+        )
         try:
             async with asyncio.timeout_at(self._deadline_s):
                 return await answer
         except TimeoutError:
-            problem = LATE
+            missed = _Missed(what, LATE, name)
         except UnreachableError as error:
-            problem = f"does not answer: {error.message}"
-            if broker_group and isinstance(error, NotSentError) and error.is_refused:
-                self._accepts[broker_group] = False
-        except InvalidRequestError as error:
-            if not error.unknown_call:  # otherwise it is older than this call
-                self._unknown.append(f"{what}: {error.message}")
-            return None
+            missed = _Missed(what, f"does not answer: {error.message}", name)
+            if name and isinstance(error, NotSentError) and error.is_refused:
+                self._accepts[name] = False
         except KeylaneError as error:
-            self._unknown.append(f"{what}: {error.message}")
-            return None
-        if broker_group:
-            self._late[what] = broker_group, problem
-        else:
-            self._unknown.append(f"{what}: the metaserver {problem}")
+            if isinstance(error, InvalidRequestError) and error.unknown_call:
+                return None  # it is older than this call
+            missed = _Missed(what, error.message)
+        self._miss(missed, number)
         return None
+
+    def _miss(self, missed: _Missed, partition_id: int | None = None) -> None:
+        partitions = self._missed.setdefault(missed, set())
+        if partition_id is not None:
+            partitions.add(partition_id)

@@ -193,7 +193,9 @@ function stop() {
 export function startLive() {
   lastSample = new Date().toISOString();
   collect();
-  start();
+  if (!document.hidden) {
+    start();
+  }
   document.addEventListener("visibilitychange", () => (document.hidden ? stop() : start()));
   window.addEventListener("pagehide", stop);
   window.addEventListener("pageshow", (event) => event.persisted && start());

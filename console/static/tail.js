@@ -88,5 +88,9 @@ export function startTail(root) {
     }
   });
   document.addEventListener("visibilitychange", () => document.hidden && source && stop("Continue"));
-  start();
+  if (document.hidden) {
+    stop("Continue"); // it was opened in a tab that nobody sees yet
+  } else {
+    start();
+  }
 }

@@ -1,9 +1,10 @@
-"""Cells that several pages show: names that lead to their pages, lags, errors. Pure."""
+"""Cells that several pages show: names that lead to their pages, lags, charts, errors. Pure."""
 
 from __future__ import annotations
 
 from ...protocol.parked import FailingMessage
 from ...protocol.text import sum_text
+from ..feed import Trends
 from ..page import Cell, href
 from ..shown import count
 
@@ -45,6 +46,17 @@ def kept_cell(stored: int, *, is_partial: bool) -> Cell:
     """Return how many messages are kept."""
     text = sum_text(count(stored), is_partial=is_partial)
     return Cell(text, tone="muted" if is_partial else "")
+
+
+def lag_chart(trends: Trends, subject: str, group: str) -> Cell:
+    """Return the lag of a consumer group in the last minute."""
+    return Cell("lag of the last minute", series=trends.values(("lag", subject, group)))
+
+
+def rate_chart(trends: Trends, subject: str) -> Cell:
+    """Return the rate of a subject in the last minute."""
+    series = trends.rates(("end", subject))
+    return Cell("messages stored each second, in the last minute", series=series)
 
 
 def state_cell(state: str, usual: str = "open") -> Cell:

@@ -1,4 +1,4 @@
-"""The pages of consumer groups, of their consumers, and of what they have parked."""
+"""The pages of consumer groups and of their consumers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from ...admin import GroupDescription, GroupMember, PartitionProgress
-from ...protocol.errors import GroupUnknownError
 from ...protocol.routing import ConsumeStrategy
 from ...protocol.text import sum_text
 from ..acts.table import act_form
@@ -16,6 +15,7 @@ from ..shown import age, count, rate
 from .cells import (
     failing_cell,
     group_cell,
+    lag_chart,
     partition_cell,
     state_cell,
     subject_cell,
@@ -42,6 +42,8 @@ async def group(feed: Feed, names: Mapping[str, str], query: Mapping[str, str]) 
         explanation = feed.explanation(subject, name)
         if explanation is None:
             pending = "looking into it"
+        elif isinstance(explanation, str):
+            unknown.append(explanation)
         else:
             told = {each.partition_id for each in described.partitions if not each.problem}
             is_stuck = feed.is_stuck(subject, name)
@@ -80,10 +82,7 @@ async def group(feed: Feed, names: Mapping[str, str], query: Mapping[str, str]) 
         ),
         facts=(
             ("Lag", warn_cell(described.lag, "good")),
-            (
-                "Last minute",
-                Cell("lag of the last minute", series=feed.trends.values(("lag", subject, name))),
-            ),
+            ("Last minute", lag_chart(feed.trends, subject, name)),
             ("Acked", Cell(rate(feed.trends.rate(("acked", subject, name))))),
             (
                 "Consumers",
@@ -192,17 +191,8 @@ async def consumers(feed: Feed, _names: Mapping[str, str], query: Mapping[str, s
     """Return the consumers of all groups."""
     sample = await feed.cluster()
     groups = sorted(sample.groups(), key=lambda each: (each.subject, each.group))
-    asked = groups[:GROUPS_MAX]
-    found = await asyncio.gather(
-        *(feed.group(each.subject, each.group) for each in asked), return_exceptions=True
-    )
-    members: list[tuple[GroupDescription, GroupMember]] = []
-    for described in found:
-        if isinstance(described, GroupUnknownError):
-            continue  # deleted meanwhile
-        if isinstance(described, BaseException):
-            raise described
-        members += [(described, member) for member in described.members]
+    found = await feed.present_groups((each.subject, each.group) for each in groups[:GROUPS_MAX])
+    members = [(described, member) for described in found for member in described.members]
     left_out = len(groups) - GROUPS_MAX
     return Page(
         title="Consumers",

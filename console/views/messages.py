@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from datetime import UTC, datetime
+from heapq import nlargest
 from typing import NamedTuple, TypedDict, cast
 
 import msgspec
@@ -25,6 +26,10 @@ from .subjects import ROOT, tabs
 
 SHOWN_MAX = 50
 """How many messages are on a page."""
+NEWEST_READ_MAX = 1_000
+"""How many messages are kept while the newest ones are looked for."""
+POSITIONS_MAX = 200
+"""How many partitions the address of the next page can name."""
 READ_S = 4.0
 """How long a page waits for messages, in seconds: a key may be far apart."""
 TAIL_PERIOD_S = 0.5
@@ -145,21 +150,28 @@ async def read(
         _environment=environment,
         _left_out=silent,
     )
-    keeps_newest = asked.start == "newest" and asked.key is not None
+    is_newest = asked.start == "newest"
     try:
         async with asyncio.timeout(READ_S), reader:
             async for message in reader:
                 found.append(message)
-                if keeps_newest:
-                    del found[:-SHOWN_MAX]
-                elif len(found) == SHOWN_MAX:
+                if is_newest and len(found) > NEWEST_READ_MAX:
+                    found = _newest(found)
+                elif not is_newest and len(found) == SHOWN_MAX:
                     break
             else:
                 is_whole = True
     except TimeoutError:
         if not reader.positions:
             unknown.append(f"brokers have not answered within {READ_S:g} s")
+    if is_newest:
+        found = _newest(found)
     return Found(found, reader.positions, not is_whole, tuple(dict.fromkeys(unknown)))
+
+
+def _newest(found: list[Message[bytes]]) -> list[Message[bytes]]:
+    """Return the SHOWN_MAX newest messages, newest first."""
+    return nlargest(SHOWN_MAX, found, key=lambda each: each.sent_at_ns)
 
 
 def _may_have(partition: PartitionDescription, key: bytes | None) -> bool:
@@ -233,15 +245,14 @@ async def messages(
     try:
         asked = read_query(query)
         found = await read(feed, subject, asked, address=address, environment=environment)
-        if found.has_more and len(found.positions) <= 200:
-            kept = {**query, "start": _positions_text(found.positions)}
-            next_address = href("subjects", subject, "messages", **kept)
+        if found.has_more and asked.start != "newest":
+            if len(found.positions) <= POSITIONS_MAX:
+                kept = {**query, "start": _positions_text(found.positions)}
+                next_address = href("subjects", subject, "messages", **kept)
+            else:
+                problem = "There are more messages. Choose a partition or a key to see them all."
     except ConfigError as error:
         problem = error.message
-    shown = found.messages
-    if asked.start == "newest":
-        shown = sorted(shown, key=lambda each: -each.sent_at_ns)
-        next_address = ""
     fields = {
         "start": query.get("start", "newest"),
         "partition": query.get("partition", ""),
@@ -262,7 +273,7 @@ async def messages(
             "tab": "Messages",
             "fields": fields,
             "problem": problem,
-            "found": [shown_message(each, asked.form) for each in shown],
+            "found": [shown_message(each, asked.form) for each in found.messages],
             "next_address": next_address,
             "tail": href("subjects", subject, "tail", **tail),
             "follow": query.get("follow", ""),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import islice
 
+from ...admin import Explanation
 from ...protocol.text import counted
 from ..cluster import ClusterSample, GroupTotals, SubjectTotals
 from ..feed import Feed
-from ..page import Cell, Page, PageColumn, Sentence, Table, TableRow, href
+from ..page import Cell, Page, Sentence, Table, href, table
 from ..shown import count, rate
-from .cells import kept_cell, sum_cell
+from .cells import group_cell, kept_cell, lag_chart, rate_chart, subject_cell, sum_cell
 from .wrong import operation_sentences, sentences, server_sentences
 
 SHOWN_MAX = 15
@@ -20,12 +20,14 @@ SHOWN_MAX = 15
 async def overview(feed: Feed, _names: Mapping[str, str], _query: Mapping[str, str]) -> Page:
     """Return the first page."""
     sample = await feed.cluster()
-    explained, pending = feed.explain(sample)
+    explained = feed.explain(sample)
+    pending = sum(found is None for _, found in explained)
     wrong = server_sentences(sample) + operation_sentences(sample.waiting)
     wrong += sentences(
         (
-            (explanation, feed.is_stuck(group.subject, group.group))
-            for group, explanation in explained
+            (found, feed.is_stuck(group.subject, group.group))
+            for group, found in explained
+            if isinstance(found, Explanation)
         ),
         sample.hosted,
     )
@@ -34,8 +36,8 @@ async def overview(feed: Feed, _names: Mapping[str, str], _query: Mapping[str, s
     total_lag = sum(group.lag for group in groups)
     available = sum(each.available for each in sample.brokers.brokers)
     brokers = len(sample.brokers.brokers)
-    stored = [feed.trends.rate(("end", each)) for each in sample.subjects]
-    known = [each for each in stored if each is not None]
+    rates = {each: feed.trends.rate(("end", each)) for each in sample.subjects}
+    known = [each for each in rates.values() if each is not None]
     return Page(
         title="Overview",
         section="overview",
@@ -45,7 +47,13 @@ async def overview(feed: Feed, _names: Mapping[str, str], _query: Mapping[str, s
         else "looking whether a group is stuck"
         if total_lag and feed.is_new
         else "",
-        unknown=tuple(map(Sentence, sample.unknown)),
+        unknown=tuple(
+            Sentence(text)
+            for text in (
+                *sample.unknown,
+                *dict.fromkeys(found for _, found in explained if isinstance(found, str)),
+            )
+        ),
         facts=(
             (
                 "Lag of all groups",
@@ -64,79 +72,50 @@ async def overview(feed: Feed, _names: Mapping[str, str], _query: Mapping[str, s
         ),
         tables=(
             lag_table(feed, groups[:SHOWN_MAX], len(groups)),
-            rate_table(feed, list(sample.subjects.values())),
+            rate_table(feed, sample.subjects, rates),
         ),
     )
 
 
 def lag_table(feed: Feed, groups: list[GroupTotals], total: int) -> Table:
     """Return the table of groups with their lags."""
-    rows = tuple(
-        TableRow(
-            f"{group.subject}/{group.group}",
-            (
-                Cell(group.group, href("subjects", group.subject, "groups", group.group)),
-                Cell(group.subject, href("subjects", group.subject)),
-                sum_cell(group.lag, is_partial=group.unknown),
-                Cell(
-                    "lag of the last minute",
-                    series=feed.trends.values(("lag", group.subject, group.group)),
-                ),
-                Cell(rate(feed.trends.rate(("acked", group.subject, group.group)))),
-                sum_cell(group.parked, is_partial=group.unknown),
-            ),
-        )
-        for group in groups
-    )
     more = f" (the {len(groups)} with the most, of {total})" if total > len(groups) else ""
-    return Table(
-        name="lag",
-        caption=f"Lag by consumer group{more}",
-        columns=(
-            PageColumn("Group"),
-            PageColumn("Subject"),
-            PageColumn("Lag", is_number=True),
-            PageColumn("Last minute"),
-            PageColumn("Acked", is_number=True),
-            PageColumn("Parked", is_number=True),
+    return table(
+        "lag",
+        f"Lag by consumer group{more}",
+        groups,
+        lambda each: f"{each.subject}/{each.group}",
+        (
+            ("Group", lambda each: group_cell(each.subject, each.group)),
+            ("Subject", lambda each: subject_cell(each.subject)),
+            ("#Lag", lambda each: sum_cell(each.lag, is_partial=each.unknown)),
+            ("Last minute", lambda each: lag_chart(feed.trends, each.subject, each.group)),
+            ("#Acked", lambda each: rate(feed.trends.rate(("acked", each.subject, each.group)))),
+            ("#Parked", lambda each: sum_cell(each.parked, is_partial=each.unknown)),
         ),
-        rows=rows,
         empty="No consumer group reads anything yet. Start a consumer:",
         empty_command="keylane consume SUBJECT --group GROUP",
     )
 
 
-def rate_table(feed: Feed, subjects: list[SubjectTotals]) -> Table:
+def rate_table(
+    feed: Feed, subjects: Mapping[str, SubjectTotals], rates: Mapping[str, float | None]
+) -> Table:
     """Return the table of subjects with their rates, the busiest first."""
-    ranked = sorted(
-        subjects, key=lambda each: (-(feed.trends.rate(("end", each.subject)) or 0), each.subject)
-    )
-    rows = tuple(
-        TableRow(
-            each.subject,
-            (
-                Cell(each.subject, href("subjects", each.subject)),
-                Cell(rate(feed.trends.rate(("end", each.subject)))),
-                Cell(
-                    "messages stored each second, in the last minute",
-                    series=feed.trends.rates(("end", each.subject)),
-                ),
-                kept_cell(each.stored, is_partial=each.unknown),
-            ),
-        )
-        for each in islice(ranked, SHOWN_MAX)
-    )
-    more = f" (the {len(rows)} busiest, of {len(subjects)})" if len(subjects) > len(rows) else ""
-    return Table(
-        name="rates",
-        caption=f"Rates by subject{more}",
-        columns=(
-            PageColumn("Subject"),
-            PageColumn("Stored", is_number=True),
-            PageColumn("Last minute"),
-            PageColumn("Messages kept", is_number=True),
+    ranked = sorted(subjects.values(), key=lambda each: (-(rates[each.subject] or 0), each.subject))
+    shown = ranked[:SHOWN_MAX]
+    more = f" (the {len(shown)} busiest, of {len(ranked)})" if len(ranked) > len(shown) else ""
+    return table(
+        "rates",
+        f"Rates by subject{more}",
+        shown,
+        lambda each: each.subject,
+        (
+            ("Subject", lambda each: subject_cell(each.subject)),
+            ("#Stored", lambda each: rate(rates[each.subject])),
+            ("Last minute", lambda each: rate_chart(feed.trends, each.subject)),
+            ("#Messages kept", lambda each: kept_cell(each.stored, is_partial=each.unknown)),
         ),
-        rows=rows,
         empty="There is no subject yet. Create one here, or with:",
         empty_command="keylane subject create orders --partitions 4",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import aclosing
 from dataclasses import replace
 
 from ...admin import ParkedKeyView
@@ -17,7 +18,7 @@ from .messages import shown_message
 from .subjects import ROOT, problems
 
 PARKED_SHOWN = 100
-"""How many parked messages of a key are on a page."""
+"""How many parked messages of a key are on its page."""
 FAILURE_CHARS_MAX = 300
 
 
@@ -147,8 +148,12 @@ async def parked_messages(feed: Feed, names: Mapping[str, str], query: Mapping[s
     messages = feed.admin.parked_messages(
         subject, name, key, partition_id=number, first=PARKED_SHOWN
     )
-    async with naming_replaced(feed.admin, subject, number):
-        read = [each async for each in messages]
+    read = []
+    async with naming_replaced(feed.admin, subject, number), aclosing(messages):
+        async for each in messages:
+            read.append(each)
+            if len(read) == PARKED_SHOWN:  # `first` is of each partition
+                break
     for each in read:
         place = {"partition": each.partition_id, "offset": each.offset}
         found.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 
 import msgspec
@@ -31,8 +32,10 @@ from .cells import (
     failing_cell,
     group_cell,
     kept_cell,
+    lag_chart,
     or_none_cell,
     partition_cell,
+    rate_chart,
     state_cell,
     subject_cell,
     sum_cell,
@@ -59,17 +62,8 @@ async def subjects(feed: Feed, _names: Mapping[str, str], query: Mapping[str, st
             ("Subject", lambda each: subject_cell(each.subject)),
             ("#Partitions", lambda each: each.summary.partitions),
             ("#Stored", lambda each: rate(trends.rate(("end", each.subject)))),
-            (
-                "Last minute",
-                lambda each: Cell(
-                    "messages stored each second, in the last minute",
-                    series=trends.rates(("end", each.subject)),
-                ),
-            ),
-            (
-                "#Messages kept",
-                lambda each: kept_cell(each.stored, is_partial=each.unknown),
-            ),
+            ("Last minute", lambda each: rate_chart(trends, each.subject)),
+            ("#Messages kept", lambda each: kept_cell(each.stored, is_partial=each.unknown)),
             ("#Groups", lambda each: len(each.groups)),
             (
                 "#Lag",
@@ -131,12 +125,7 @@ async def subject(feed: Feed, names: Mapping[str, str], query: Mapping[str, str]
                 lambda each: Cell(count(each.sessions), tone="" if each.sessions else "warn"),
             ),
             ("#Lag", lambda each: total(each, "lag")),
-            (
-                "Last minute",
-                lambda each: Cell(
-                    "lag of the last minute", series=trends.values(("lag", name, each.group))
-                ),
-            ),
+            ("Last minute", lambda each: lag_chart(trends, name, each.group)),
             ("#Acked", lambda each: rate(trends.rate(("acked", name, each.group)))),
             ("#Parked", lambda each: total(each, "parked")),
         ),
@@ -279,9 +268,7 @@ async def partition(feed: Feed, names: Mapping[str, str], _query: Mapping[str, s
             f"subject {name} has no partition {number} with data", partition_id=number
         )
     summaries = await feed.groups(name)
-    groups = await asyncio.gather(
-        *(feed.group(name, each.group) for each in summaries[:GROUPS_SHOWN])
-    )
+    groups = await feed.present_groups((name, each.group) for each in summaries[:GROUPS_SHOWN])
     progress = table(
         "progress",
         "Progress of consumer groups",
@@ -310,6 +297,9 @@ async def partition(feed: Feed, names: Mapping[str, str], _query: Mapping[str, s
         title=f"Partition {number}",
         trail=(ROOT, Link(name, href("subjects", name))),
         section="subjects",
+        lead=f"Of the first {GROUPS_SHOWN} groups; the page of a group has its own."
+        if len(summaries) > GROUPS_SHOWN
+        else "",
         unknown=(Sentence(found.problem),) if found.problem else (),
         acts=_partition_acts(name, found, described),
         facts=(
@@ -381,7 +371,7 @@ async def lineage(feed: Feed, names: Mapping[str, str], query: Mapping[str, str]
         tabs=tabs(name),
         tables=(every,),
         template="lineage.html",
-        extra={"tab": "Lineage"},
-        drawing=draw_lineage(facts, with_style=False),
+        # Live pages, which are built each second, do not draw it.
+        extra={"tab": "Lineage", "draw": partial(draw_lineage, facts, with_style=False)},
         drawn=blake2b(msgspec.json.encode(replace(facts, now_ms=0)), digest_size=8).hexdigest(),
     )

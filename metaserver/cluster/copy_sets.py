@@ -186,6 +186,7 @@ def promote_copy(
         members=(),
         promoted=request.copy_id,
         durable_end=request.log_end,
+        handing_to="",
     )
     if request.copy_id in stored.members and request.log_end >= stored.durable_end:
         others = tuple(each for each in stored.members if each != request.copy_id)
@@ -214,9 +215,7 @@ def promote_copy(
             f"the copy {request.copy_id} {problem}",
             broker_group=broker_group,
         )
-    if stored.handing_to:
-        _store_offer(connection, broker_group, replace(stored, handing_to=""))
-    return _store(connection, broker_group, replace(promoted, handing_to=""))
+    return _store(connection, broker_group, promoted)
 
 
 def _read_of_opening(
@@ -287,6 +286,7 @@ def _write(connection: Connection, broker_group: str, stored: CopySet) -> None:
         "version": stored.version,
         "promoted": stored.promoted,
         "durable_end": stored.durable_end,
+        "handing_to": stored.handing_to,
     }
     insert_new(connection, copy_sets, values)
     connection.execute(

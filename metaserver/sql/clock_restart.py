@@ -4,8 +4,8 @@ synchronously.
 With SQLite, times come from the machine's boot-time clock and are meaningless after a reboot. With
 PostgreSQL, they are wall-clock times, which people and time servers may set (see `clock_watch.py`).
 In both cases, every live session and broker gets a full ttl from now, so no lease ends early. A
-broker whose loss was accepted remains silent. The rows of refused brokers, metaservers and duties
-are deleted.
+broker whose loss was accepted remains silent. Offers of brokers that hand over are withdrawn, and
+the rows of refused brokers, metaservers and duties are deleted.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from .dialect import insert_or_replace, now_ms
 from .duties import forget_duties
 from .schema import (
     brokers,
+    copy_sets,
     facts,
     groups,
     lost_folders,
@@ -63,26 +64,27 @@ def give_time_back(connection: Connection, *, away_ms: int | None, broker_ttl_ms
 
     Returns:
         The length of the outage in milliseconds, which began at the last renewal of any session; 0
-        if there was none. Everybody gets twice that time, but no more than its ttl: who was alive
-        then has as much time left as the outage took, and who is dead does not stay because the
-        connection of a metaserver breaks again and again.
+        if there was none. Those that were alive when it began get twice that time, but no more than
+        their ttl: they have as much time left as the outage took, and a dead one does not stay
+        because the connection of a metaserver breaks again and again. If the clock was set back
+        while no metaserver ran, all times are restarted instead.
     """
     last_renewal = sa.func.max(sessions.c.expires_at - sessions.c.ttl_ms)
     silence = sa.select(now_ms() - last_renewal)
     silent_ms: int | None = connection.execute(silence).scalar_one_or_none()
     if silent_ms is None:
         return 0
+    if silent_ms < 0:  # no watch saw the clock jump
+        restart_times(connection, broker_ttl_ms=broker_ttl_ms)
+        return 0
     outage_ms = silent_ms if away_ms is None else min(away_ms, silent_ms)
     if away_ms is not None and outage_ms < AWAY_MS_MIN:
         return 0
-    was_alive = brokers.c.expires_at + outage_ms >= now_ms()  # others were silent before
-    for table, ttl_ms, is_given in (
-        (sessions, sessions.c.ttl_ms, sa.true()),
-        (brokers, sa.literal(broker_ttl_ms), was_alive),
-    ):
+    for table, ttl_ms in ((sessions, sessions.c.ttl_ms), (brokers, sa.literal(broker_ttl_ms))):
+        was_alive = table.c.expires_at + outage_ms >= now_ms()
         extended, whole = table.c.expires_at + 2 * outage_ms, now_ms() + ttl_ms
         expires_at = sa.case((extended < whole, extended), else_=whole)
-        connection.execute(sa.update(table).where(is_given).values(expires_at=expires_at))
+        connection.execute(sa.update(table).where(was_alive).values(expires_at=expires_at))
     return outage_ms
 
 
@@ -95,6 +97,7 @@ def restart_times(connection: Connection, *, broker_ttl_ms: int) -> None:
     connection.execute(sa.update(groups).values(idle_since=None, ended_at=None))
     connection.execute(sa.update(subjects).values(hidden_since=None))
     connection.execute(sa.update(operations).values(driven_until=now_ms()))
+    connection.execute(sa.update(copy_sets).values(handing_to=None, handing_until=None))
     connection.execute(sa.delete(refused_brokers))  # a refused broker sends its report again
     connection.execute(sa.delete(metaservers))  # each of them registers itself again
     forget_duties(connection)

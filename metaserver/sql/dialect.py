@@ -53,12 +53,11 @@ def _postgresql_now(_element: now_ms, _compiler: Any, **_kwargs: Any) -> str:
     return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
 
 
-class calendar_ms(FunctionElement[int]):  # noqa: N801  a function in SQL
+class calendar_ms(now_ms):  # noqa: N801  a function in SQL
     """The calendar's time in milliseconds since 1970, as an SQL function. It may jump, and is only
-    shown to people.
+    shown to people. In PostgreSQL it is `now_ms`.
     """
 
-    type = sa.BigInteger()
     inherit_cache = True
     name = "calendar_ms"
 
@@ -66,11 +65,6 @@ class calendar_ms(FunctionElement[int]):  # noqa: N801  a function in SQL
 @compiles(calendar_ms, "sqlite")
 def _sqlite_calendar(_element: calendar_ms, _compiler: Any, **_kwargs: Any) -> str:
     return "keylane_calendar_ms()"
-
-
-@compiles(calendar_ms, "postgresql")
-def _postgresql_calendar(_element: calendar_ms, compiler: Any, **kwargs: Any) -> str:
-    return _postgresql_now(now_ms(), compiler, **kwargs)
 
 
 def begin_snapshot(connection: Connection) -> None:

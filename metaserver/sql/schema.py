@@ -183,7 +183,7 @@ copy_sets = Table(
     ),
     Column("durable_end", BigInteger, nullable=False, comment="end of the durable log, in bytes"),
     Column("handing_to", String(64), nullable=True, comment="copy that may take the place now"),
-    Column("handing_until", BigInteger, nullable=True, comment="calendar of the database, ms"),
+    Column("handing_until", BigInteger, nullable=True, comment="time of the database, ms"),
     comment="copies of broker groups",
 )
 

@@ -23,7 +23,7 @@ def upgrade() -> None:
     op.add_column(
         "copy_sets",
         sa.Column(
-            "handing_until", sa.BigInteger(), nullable=True, comment="calendar of the database, ms"
+            "handing_until", sa.BigInteger(), nullable=True, comment="time of the database, ms"
         ),
     )
 

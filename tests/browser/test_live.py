@@ -94,26 +94,43 @@ async def test_page_says_what_is_not_known_while_a_broker_hangs(browser, own_clu
         await until(is_fine)
 
 
+HIDE = "Object.defineProperty(document, 'hidden', {value: true, configurable: true});"
+SHOW = "Object.defineProperty(document, 'hidden', {value: false, configurable: true});"
+CHANGED = "document.dispatchEvent(new Event('visibilitychange'))"
+
+
 async def test_hidden_page_asks_nothing(browser, own_cluster):
     await fill(own_cluster.meta, "orders")
     async with watched_page(browser, own_cluster.meta) as seen:
         await seen.open("", live=True)
-        await seen.page.evaluate(
-            "Object.defineProperty(document, 'hidden', {value: true, configurable: true});"
-            "document.dispatchEvent(new Event('visibilitychange'))"
-        )
+        await seen.page.evaluate(HIDE + CHANGED)
         before = await seen.page.evaluate("document.documentElement.dataset.renewed")
         await seen.page.wait_for_timeout(2_500)
         assert await seen.page.evaluate("document.documentElement.dataset.renewed") == before
-        await seen.page.evaluate(
-            "Object.defineProperty(document, 'hidden', {value: false, configurable: true});"
-            "document.dispatchEvent(new Event('visibilitychange'))"
-        )
+        await seen.page.evaluate(SHOW + CHANGED)
 
         async def is_renewed() -> bool:
             return await seen.page.evaluate("document.documentElement.dataset.renewed") != before
 
         await until(is_renewed)
+
+
+@pytest.mark.parametrize("path", ["", "/subjects/orders/messages?follow=on"])
+async def test_page_that_opens_in_a_hidden_tab_asks_nothing(browser, own_cluster, path):
+    await fill(own_cluster.meta, "orders")
+    async with watched_page(browser, own_cluster.meta) as seen:
+        await seen.page.add_init_script(HIDE)
+        asked: list[str] = []
+        seen.page.on("request", lambda request: asked.append(request.url))
+        await seen.open(path)
+        await seen.page.wait_for_timeout(2_500)
+        assert not [each for each in asked if "/live?" in each or "/tail?" in each]
+        await seen.page.evaluate(SHOW + CHANGED)
+        if path:
+            await seen.page.click("text=Continue")
+            await seen.see("waiting for messages", "#tail-state")
+        else:
+            await seen.page.wait_for_selector("#state[data-state=live]")
 
 
 async def test_page_that_cannot_be_drawn_anew_tries_again_without_an_error(browser, own_cluster):

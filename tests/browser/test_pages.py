@@ -7,6 +7,7 @@ from urllib.parse import quote
 import pytest
 import pytest_asyncio
 
+from keylane.console.views.messages import SHOWN_MAX
 from support.browser import fill, watched_page
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
@@ -141,6 +142,24 @@ async def test_messages_are_found_by_key_offset_and_time_and_shown_in_each_form(
         assert await seen.page.locator("ol.messages > li").count() == 50
         await seen.open("/subjects/orders/messages?start=nonsense")
         await seen.see("begin at newest, earliest")
+
+
+async def test_newest_messages_are_those_of_all_partitions_however_many(browser, filled):
+    from keylane import Admin, Producer
+
+    newest: dict[int, str] = {}
+    async with Admin(filled.meta) as admin, Producer(filled.meta) as producer:
+        await admin.create_subject("wide", partitions=60)
+        for number in range(150):
+            sent = await producer.send("wide", b"x", key=f"k{number}")
+            newest.pop(sent.partition_id, None)
+            newest[sent.partition_id] = f"partition {sent.partition_id}, offset {sent.offset}"
+    async with watched_page(browser, filled.meta) as seen:
+        await seen.open("/subjects/wide/messages")
+        shown = await seen.page.locator("ol.messages > li").all_text_contents()
+    expected = list(newest.values())[: -SHOWN_MAX - 1 : -1]
+    assert len(shown) == len(expected) == SHOWN_MAX
+    assert all(place in text for text, place in zip(shown, expected, strict=True))
 
 
 async def test_tail_shows_messages_as_they_come(browser, filled):

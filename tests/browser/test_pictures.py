@@ -14,7 +14,7 @@ from support.cluster import Cluster
 from tidy.tree import ROOT
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
-NAMES = ("overview", "stale", "resize", "phone")
+NAMES = ("overview", "lineage", "stale", "resize", "phone")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -66,6 +66,12 @@ async def test_pictures_show_a_cluster_at_work(browser, busy):
         await seen.open("/subjects/orders/groups/reports", live=True)
         await seen.page.wait_for_timeout(3_000)
         await seen.picture("phone", whole=False)
+    async with watched_page(browser, busy.meta) as seen, Admin(busy.meta) as admin:
+        await admin.wait(await admin.resize("orders", 6))
+        await seen.open("/subjects/orders/lineage", live=True)
+        await seen.page.wait_for_timeout(10_000)  # both sizes are seen beside each other
+        await seen.see("6 open partitions, 10 ever", "svg.kl text")
+        await seen.picture("lineage", whole=False)
     small = {"width": 1100, "height": 560}
     async with watched_page(browser, busy.meta, viewport=small) as seen:
         await seen.open("/subjects/clicks", live=True)

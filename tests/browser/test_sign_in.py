@@ -1,6 +1,7 @@
 """The console of a cluster with access control."""
 
 import secrets
+from contextlib import asynccontextmanager
 
 import pytest
 import pytest_asyncio
@@ -10,6 +11,7 @@ from support.access.guarded import GuardedCluster
 from support.browser import fill, watched_page
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
+FOLLOWED = "/subjects/orders/messages?follow=on"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -24,6 +26,26 @@ async def sign_in(seen, token: str, path: str = "") -> None:
     await seen.see("Access token")
     await seen.page.fill("#token", token)
     await seen.page.click("button:has-text('Sign in')")
+
+
+@asynccontextmanager
+async def signed_in_for_a_while(guarded, seen, path: str, *rights: str):
+    """Sign in at a page with a token of these rights, which is revoked at the end."""
+    principal = f"operator-{secrets.token_hex(4)}"
+    async with guarded.admin() as admin:
+        made = await admin.create_token(principal)
+        for right in rights:
+            await admin.grant(principal, right)
+        await sign_in(seen, made.token, path)
+        yield
+        await admin.revoke_token(made.view.token_id)
+
+
+def requests_of(seen) -> list[str]:
+    """The addresses that a page asks for from now on."""
+    asked: list[str] = []
+    seen.page.on("request", lambda request: asked.append(request.url))
+    return asked
 
 
 async def test_pages_show_nothing_without_a_token(browser, guarded):
@@ -114,68 +136,63 @@ async def test_token_may_do_no_more_than_its_rights(browser, guarded):
 
 
 async def test_sign_in_that_ends_in_the_middle_of_an_act_keeps_the_form(browser, guarded):
-    async with guarded.admin() as admin:
-        made = await admin.create_token("operator2")
-        await admin.grant("operator2", "administer")
-        await admin.grant("operator2", "read")
-        async with watched_page(browser, guarded.meta) as seen:
-            await sign_in(seen, made.token, "/act/resize?subject=orders")
+    path = "/act/resize?subject=orders"
+    async with watched_page(browser, guarded.meta) as seen, guarded.admin() as admin:
+        async with signed_in_for_a_while(guarded, seen, path, "administer", "read"):
             await seen.page.fill("[name=partitions]", "9")
-            await admin.revoke_token(made.view.token_id)
-            await seen.page.wait_for_timeout(1_500)  # metaservers keep a token for a second
-            await seen.page.click("button[value=do]")
-            await seen.see("Nothing was done", "[role=alert]")
-            assert await admin.list_operations("orders") == []
-            await seen.page.fill("#token", guarded.admin_token)
-            await seen.page.click("button:has-text('Sign in')")
-            await seen.see("keylane subject resize orders --partitions 9")
-            assert await seen.page.input_value("[name=partitions]") == "9"
-            await seen.page.click("button[value=plan]")
-            await seen.see("would open", ".plan")
+        await seen.page.wait_for_timeout(1_500)  # metaservers keep a token for a second
+        await seen.page.click("button[value=do]")
+        await seen.see("Nothing was done", "[role=alert]")
+        assert await admin.list_operations("orders") == []
+        await seen.page.fill("#token", guarded.admin_token)
+        await seen.page.click("button:has-text('Sign in')")
+        await seen.see("keylane subject resize orders --partitions 9")
+        assert await seen.page.input_value("[name=partitions]") == "9"
+        await seen.page.click("button[value=plan]")
+        await seen.see("would open", ".plan")
 
 
 async def test_open_page_says_that_its_sign_in_has_ended(browser, guarded):
-    async with guarded.admin() as admin:
-        made = await admin.create_token("operator3")
-        await admin.grant("operator3", "read")
-        async with watched_page(browser, guarded.meta) as seen:
-            await sign_in(seen, made.token, "/subjects/orders")
+    async with watched_page(browser, guarded.meta) as seen:
+        async with signed_in_for_a_while(guarded, seen, "/subjects/orders", "read"):
             await seen.page.wait_for_selector("#state[data-state=live]")
-            await admin.revoke_token(made.view.token_id)
-            await seen.see("Your sign-in has ended", "#stale")
+        await seen.see("Your sign-in has ended", "#stale")
+
+
+async def test_sign_out_of_an_ended_sign_in_leads_to_the_form_to_sign_in(browser, guarded):
+    async with watched_page(browser, guarded.meta) as seen:
+        await sign_in(seen, guarded.admin_token, "/subjects/orders")
+        await seen.see("Consumer groups")
+        await seen.page.context.clear_cookies()
+        await seen.page.click("text=Sign out")
+        await seen.see("Access token")
 
 
 async def test_tail_ends_with_its_sign_in_and_asks_no_more(browser, guarded):
-    async with guarded.admin() as admin:
-        made = await admin.create_token("operator4")
-        await admin.grant("operator4", "read")
-        async with watched_page(browser, guarded.meta) as seen:
-            await sign_in(seen, made.token, "/subjects/orders/messages?follow=on")
+    async with watched_page(browser, guarded.meta) as seen:
+        async with signed_in_for_a_while(guarded, seen, FOLLOWED, "read"):
             await seen.see("waiting for messages", "#tail-state")
-            asked: list[str] = []
-            seen.page.on("request", lambda request: asked.append(request.url))
-            await admin.revoke_token(made.view.token_id)
-            await seen.see("Your sign-in has ended", "#tail-state")
-            await seen.page.wait_for_timeout(5_000)
-            assert asked == []
-            await seen.picture("tail-signed-out")
-            await seen.page.click("text=Sign in again")
-            await seen.see("Access token")
-            await seen.page.fill("#token", guarded.admin_token)
-            await seen.page.click("button:has-text('Sign in')")
-            await seen.see("waiting for messages", "#tail-state")
+            asked = requests_of(seen)
+        await seen.see("Your sign-in has ended", "#tail-state")
+        await seen.page.wait_for_timeout(5_000)
+        assert asked == []
+        await seen.picture("tail-signed-out")
+        await seen.page.click("text=Sign in again")
+        await seen.see("Access token")
+        await seen.page.fill("#token", guarded.admin_token)
+        await seen.page.click("button:has-text('Sign in')")
+        await seen.see("waiting for messages", "#tail-state")
 
 
 async def test_tail_that_is_refused_says_that_the_sign_in_has_ended(browser, guarded):
     async with watched_page(browser, guarded.meta) as seen:
-        await sign_in(seen, guarded.admin_token, "/subjects/orders/messages?follow=on")
+        await sign_in(seen, guarded.admin_token, FOLLOWED)
         await seen.see("waiting for messages", "#tail-state")
         await seen.page.click("#tail-toggle")
         await seen.page.context.clear_cookies()
         await seen.page.click("#tail-toggle")
         await seen.see("Your sign-in has ended", "#tail-state")
-        asked: list[str] = []
-        seen.page.on("request", lambda request: asked.append(request.url))
+        asked = requests_of(seen)
         await seen.page.wait_for_timeout(5_000)
         assert asked == []
 

@@ -1,4 +1,4 @@
-"""What the console answers to a browser where access control is off."""
+"""What the console answers to a browser."""
 
 import re
 
@@ -7,13 +7,15 @@ from keylane.protocol.clock import SystemClock
 from keylane.rpc.pages import PageRequest
 
 
-async def answered(method: str, path: str, form: dict[str, str] | None = None) -> tuple[int, str]:
-    """The status of an answer, and its text without tags."""
+async def answered(
+    method: str, path: str, form: dict[str, str] | None = None, *, is_guarded: bool = False
+) -> tuple[int, str]:
+    """The status of an answer to a browser without a sign-in, and its text without tags."""
 
     async def identify(_token: str) -> str:
         raise AssertionError("nobody signs in")
 
-    console = Console("127.0.0.1:1", tls=None, is_guarded=False, clock=SystemClock)
+    console = Console("127.0.0.1:1", tls=None, is_guarded=is_guarded, clock=SystemClock())
     try:
         answer = await console.answer(
             PageRequest(
@@ -51,3 +53,8 @@ async def test_page_of_parked_messages_that_fails_leads_to_the_parked_keys():
     status, text = await answered("POST", "/subjects/orders/groups/billing/parked/messages")
     assert status == 400
     assert "To the group's parked keys" in text.replace("&#39;", "'")
+
+
+async def test_sign_out_whose_sign_in_has_ended_already_is_no_error():
+    form = {"csrf": "made under the sign-in that has ended"}
+    assert await answered("POST", "/sign-out", form, is_guarded=True) == (303, "")

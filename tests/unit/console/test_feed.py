@@ -1,5 +1,7 @@
 import asyncio
+import gc
 import random
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -19,6 +21,7 @@ from keylane.console.cluster import GroupTotals
 from keylane.console.feed import (
     EXPLAINED_AT_ONCE,
     EXPLAINED_S,
+    KEPT_S,
     POINTS_MAX,
     PROBED_S,
     SAMPLE_S,
@@ -27,7 +30,7 @@ from keylane.console.feed import (
 )
 from keylane.console.views.brokers import brokers
 from keylane.console.views.overview import overview
-from keylane.protocol.errors import NotSentError
+from keylane.protocol.errors import GroupUnknownError, NotSentError
 from keylane.protocol.operations import OperationKind, OperationState
 from keylane.protocol.routing import OrderStrategy, PartitionState
 from sim.machines.clock import ManualClock
@@ -64,6 +67,12 @@ class SlowAdmin:
 
     async def close(self) -> None:
         pass
+
+
+def explained(feed: Feed, sample: LaggingGroups) -> tuple[int, int]:
+    """How many groups are explained, and how many are being looked into."""
+    found = [explanation for _, explanation in feed.explain(sample)]
+    return sum(each is not None for each in found), found.count(None)
 
 
 async def test_answer_is_asked_once_for_all_who_want_it_and_again_when_it_is_old():
@@ -150,12 +159,11 @@ async def test_groups_are_explained_a_few_at_a_time_and_not_again_at_once():
     admin = SlowAdmin()
     feed = Feed(admin, ManualClock())
     sample = LaggingGroups(9, 8, 7, 0)
-    assert feed.explain(sample) == ([], 3)
+    assert explained(feed, sample) == (0, 3)
     for _ in range(4):
         feed.explain(sample)
         await asyncio.sleep(0.03)
-    known, pending = feed.explain(sample)
-    assert (len(known), pending) == (3, 0)
+    assert explained(feed, sample) == (3, 0)
     assert sorted(admin.asked) == ["g0", "g1", "g2"]
     assert admin.most <= EXPLAINED_AT_ONCE
 
@@ -169,11 +177,50 @@ async def test_explanation_of_minutes_ago_is_not_shown_while_it_is_asked_for_ane
     assert feed.explanation("s", "g0") is not None, "it is asked for anew, and still shown"
     await asyncio.sleep(0.03)
     clock.advance(180_000)
-    assert feed.explain(sample) == ([], 1)
+    assert explained(feed, sample) == (0, 1)
     assert feed.explanation("s", "g0") is None
     await asyncio.sleep(0.03)
-    known, pending = feed.explain(sample)
-    assert (len(known), pending) == (1, 0)
+    assert explained(feed, sample) == (1, 0)
+
+
+async def test_group_page_says_why_it_has_no_explanation_instead_of_looking_for_ever():
+    class RefusingAdmin(SlowAdmin):
+        async def why(self, subject: str, group: str) -> Explanation:
+            raise NotSentError("the metaserver does not answer")
+
+    feed, sample = Feed(RefusingAdmin(), ManualClock()), LaggingGroups(9)
+    assert feed.explanation("s", "g0") is None
+    await asyncio.sleep(0.03)
+    assert feed.explanation("s", "g0") == "the metaserver does not answer"
+    assert [found for _, found in feed.explain(sample)] == ["the metaserver does not answer"]
+
+
+async def test_groups_that_were_deleted_meanwhile_are_left_out():
+    class DeletingAdmin(SlowAdmin):
+        async def describe_group(self, subject: str, group: str, *, within_s: float) -> str:
+            if group == "gone":
+                raise GroupUnknownError("no such group", subject=subject, group=group)
+            return group
+
+    feed = Feed(DeletingAdmin(), ManualClock())
+    assert await feed.present_groups([("s", "a"), ("s", "gone"), ("s", "b")]) == ["a", "b"]
+
+
+async def test_samples_that_no_page_shows_any_more_are_dropped():
+    clock = ManualClock()
+    feed = Feed(SlowAdmin(), clock)
+
+    class Large:
+        """The description of a subject with many partitions."""
+
+    async def ask() -> Large:
+        return Large()
+
+    kept = [weakref.ref(await feed.sample(("subject", number), ask)) for number in range(100)]
+    clock.advance(int(KEPT_S * 1000) + 100)
+    await feed.sample("another", ask)
+    gc.collect()
+    assert [each() for each in kept] == [None] * 100
 
 
 def test_trend_has_rates_and_says_whether_a_value_falls():

@@ -17,9 +17,15 @@ class CountedPage:
         self.built = 0
         self.rows = 1
         self.error: Exception | None = None
+        self.begun = asyncio.Event()
+        """Set when a build begins."""
+        self.may_end = asyncio.Event()
+        self.may_end.set()
 
     async def __call__(self) -> Page:
         self.built += 1
+        self.begun.set()
+        await self.may_end.wait()
         if self.error is not None:
             raise self.error
         rows = tuple(
@@ -66,6 +72,47 @@ async def test_browser_that_comes_later_gets_every_cell():
     later = live.stream("p", source)
     assert set((await next_event(later))["cells"]) == {"t.0.0", "t.0.1"}
     for each in (first, later):
+        await each.aclose()
+
+
+async def open_second_tab_in_a_build(live: Live, source: CountedPage, *, seen: int):
+    """Return the first two events of a tab that opens in the build after `seen` samples."""
+    first, second = live.stream("p", source), live.stream("p", source)
+    for _ in range(seen):
+        await next_event(first)
+    source.may_end.clear()
+    source.begun.clear()
+    other = asyncio.ensure_future(next_event(first))
+    await asyncio.wait_for(source.begun.wait(), 5)
+    event = asyncio.ensure_future(next_event(second))
+    await asyncio.sleep(0.05)
+    source.may_end.set()
+    found = [await event, await next_event(second)]
+    await other
+    for each in (first, second):
+        await each.aclose()
+    return found
+
+
+@pytest.mark.parametrize("seen", [0, 1, 2, 3])
+async def test_tab_that_opens_while_a_page_is_built_misses_no_sample(seen):
+    live, source = Live(SystemClock()), CountedPage()
+    events = await open_second_tab_in_a_build(live, source, seen=seen)
+    assert set(events[0]["cells"]) == {"t.0.0", "t.0.1"}
+    values = [int(each["cells"]["t.0.1"][0]) for each in events]
+    assert values[1] == values[0] + 1
+
+
+async def test_tab_that_opens_after_a_failed_sample_is_not_shown_the_one_before_as_new():
+    live, source = Live(SystemClock()), CountedPage()
+    first = live.stream("p", source)
+    for _ in range(2):
+        await next_event(first)
+    source.error = StorageError("the database does not answer")
+    await next_event(first)
+    second = live.stream("p", source)
+    assert (await next_event(second))["problem"] == "the database does not answer"
+    for each in (first, second):
         await each.aclose()
 
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from keylane.console.page import (
     ROWS_MAX,
     Cell,
@@ -42,6 +44,14 @@ def test_structure_changes_when_something_else_is_wrong():
     )
     assert some.structure() != page("a", wrong=()).structure()
     assert some.structure() != page("a", wrong=(Sentence("silent for 1 s", "look"),)).structure()
+
+
+def test_structure_changes_with_what_a_page_says_of_the_rows_that_it_leaves_out():
+    some = page("a")
+    (table,) = some.tables
+    assert replace(some, lead="Of the first 20 groups.").structure() != some.structure()
+    shorter = replace(some, tables=(replace(table, caption="the 15 with the most, of 16"),))
+    assert shorter.structure() != some.structure()
 
 
 def test_changed_leaves_out_what_is_as_before():

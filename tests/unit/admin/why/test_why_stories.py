@@ -475,6 +475,37 @@ async def test_why_does_not_call_a_broker_silent_that_is_late_with_one_answer(
     assert found.unknown == (f"{late} 0.6 s",)
 
 
+class BusyBroker:
+    """A broker that refuses to tell the state of its partitions."""
+
+    def __init__(self, client: BrokerClient) -> None:
+        self._client = client
+
+    async def control(self, endpoint, **options):
+        if endpoint is endpoints.PARTITION:
+            raise OverloadedError("too many calls")
+        return await self._client.control(endpoint, **options)
+
+
+async def test_why_names_partitions_together_that_a_broker_refuses_alike(
+    keylane_cluster: VirtualCluster,
+):
+    await keylane_cluster.create_subject(SUBJECT, partitions=40)
+    async with Admin(keylane_cluster.address) as admin:
+        await admin.create_group(SUBJECT, GROUP)
+        found = await ask_why(
+            SUBJECT,
+            GROUP,
+            None,
+            meta=admin._metaserver_client,
+            broker_at=lambda address: BusyBroker(admin._connections.broker_at(address)),
+            now_ms=lambda: int(keylane_cluster.now().timestamp() * 1000),
+        )
+    (unknown,) = found.unknown
+    assert unknown.startswith("the state of partitions 1, 2, 3, ")
+    assert unknown.endswith(" more: too many calls")
+
+
 async def test_metaserver_gives_the_same_answer_over_http(keylane_cluster: VirtualCluster):
     await keylane_cluster.create_subject(SUBJECT, partitions=1)
     consume(keylane_cluster, fail, on_failure="park", tries_max=1)

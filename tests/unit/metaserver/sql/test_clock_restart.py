@@ -1,13 +1,18 @@
-"""The time of an outage is given back."""
+"""Stored times are restarted after a jump of the clock, and an outage is given back."""
 
 from __future__ import annotations
 
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.sql.clock_restart import AWAY_MS_MIN, give_time_back
+from keylane.metaserver.cluster.copy_sets import read_copy_set
+from keylane.metaserver.sql.clock_restart import (
+    AWAY_MS_MIN,
+    give_time_back,
+    restart_times_after_boot,
+)
 from keylane.metaserver.sql.dialect import prepare_sqlite
-from keylane.metaserver.sql.schema import brokers, metadata, sessions
+from keylane.metaserver.sql.schema import brokers, copy_sets, duties, metadata, sessions
 from sim.machines.clock import ManualClock
 
 TTL_MS = 30_000
@@ -81,6 +86,31 @@ def test_start_gives_back_the_time_since_the_last_renewal(connection, clock) -> 
 
 def test_database_without_sessions_needs_nothing(connection) -> None:
     assert give_time_back(connection, away_ms=None, broker_ttl_ms=1) == 0
+
+
+def test_session_that_had_expired_before_the_outage_gets_no_time(connection, clock) -> None:
+    begin_session(connection, "expired", clock.boot_ms() - TTL_MS - 1)
+    begin_session(connection, "a", clock.boot_ms())
+    clock.advance(5_000)
+    assert give_time_back(connection, away_ms=None, broker_ttl_ms=1) == 5_000
+    assert left_ms(connection, clock) == {"expired": -5_001, "a": TTL_MS}
+
+
+def test_start_restarts_all_times_when_the_clock_was_set_back_meanwhile(connection, clock) -> None:
+    begin_session(connection, "a", clock.boot_ms() + 600_000)
+    insert(connection, duties, name="d", holder="before", held_until=clock.boot_ms() + 600_000)
+    assert give_time_back(connection, away_ms=None, broker_ttl_ms=TTL_MS) == 0
+    assert left_ms(connection, clock) == {"a": TTL_MS}
+    assert connection.execute(sa.select(duties)).all() == []
+
+
+def test_offer_of_a_place_ends_with_the_boot_of_the_machine(connection, clock) -> None:
+    insert(connection, brokers, broker_group="g1", expires_at=clock.boot_ms() + TTL_MS)
+    until_ms = clock.boot_ms() + 5_000
+    offered = {"members": '["a"]', "handing_to": "a", "handing_until": until_ms}
+    insert(connection, copy_sets, broker_group="g1", **offered)
+    restart_times_after_boot(connection, "boot 1", broker_ttl_ms=TTL_MS)
+    assert read_copy_set(connection, "g1").handing_to == ""
 
 
 def test_dead_session_ends_though_the_connection_breaks_again_and_again(connection, clock) -> None:
