@@ -208,19 +208,21 @@ async def remove_host(path: Path, name: str, *, yes: bool, deliver: str | None) 
         advice = f"Run on {name}: systemctl disable --now {host.units}"
         left = [Finding("it still runs", advice, address) for address in running]
         return ClusterStep([f"no open or unread partition is on {name} alone"], left)
-    token = host.token() if host.group else ""
-    if token:
-        folder.put_hashes(add={}, drop=[token_hash(token)])
-    folder.remove_host(name)
-    done = [f"the files and the token of {name} are removed from {path}"]
-    folder = ClusterFolder.read(path)
+    # The host's folder goes last, so that a repeated call does what this one could not.
+    rest = ClusterFolder(path, {other.name: other for other in others})
+    tokens = folder.tokens_of(host)
+    rest.put_hashes(add={}, drop=[token_hash(token) for token in tokens])
+    done = []
     if own:
-        folder.put_metaservers(metaservers)
+        rest.put_metaservers(metaservers)
         done.append(_told_metaservers(metaservers))
     left = []
-    if token:
-        ask = partial(token_differences, folder, token, wanted=False)
-        left = await bring(ask, folder.hosts.values(), deliver)
+    for token in tokens:
+        ask = partial(token_differences, rest, token, wanted=False)
+        left += await bring(ask, others, deliver)
+    if not left:
+        folder.remove_host(host)
+        done.append(f"the files and the token of {name} are removed from {path}")
     return ClusterStep(done, left)
 
 

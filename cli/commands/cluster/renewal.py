@@ -10,6 +10,7 @@ uses it. What is done is in the files, so each command may be repeated at any ti
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import secrets
 from collections.abc import Sequence
@@ -100,8 +101,8 @@ def _own_certificate(host: Host) -> x509.Certificate | None:
 def _renew(host: Host, authority: CertificateAuthority) -> str:
     """Write a new certificate with the names of the old one. Returns what was done."""
     names = server_names(host.name)
-    old = _own_certificate(host)
-    if old is not None:
+    with contextlib.suppress(ConfigError):  # it is missing or unreadable
+        old = read_certificate(host.folder / "server.pem")  # its key may be gone after a crash
         names += sorted(names_of(old) - set(names))
     pair = authority.issue(names)
     # between the two, the files do not fit together: then the next run renews them again
@@ -246,8 +247,7 @@ class _TokenReplacement:
 
     def __init__(self, folder: ClusterFolder, host: Host, deliver: str | None) -> None:
         self._folder, self._host, self._deliver = folder, host, deliver
-        self._next = folder.path / f"{host.name}.next.token"
-        self._old = folder.path / f"{host.name}.old.token"
+        self._next, self._old = folder.next_token_path(host), folder.old_token_path(host)
         self._current = host.folder / BROKER_FILE
         self.done: list[str] = []
 
