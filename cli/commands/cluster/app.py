@@ -40,7 +40,7 @@ DeliverOption = Annotated[
         "name and its folder, for each host that differs.",
     ),
 ]
-NewOption = Annotated[bool, Option("--new", help="Begin; without it the command only goes on.")]
+NewOption = Annotated[bool, Option("--new", help="Begin; without it the command only continues.")]
 
 
 @cluster_app.add("init", shows=".commands.cluster.init:WrittenCluster")

@@ -265,15 +265,18 @@ async def _empty(admin: Admin, host: Host, *, is_running: bool, yes: bool) -> No
     if its broker cannot seal them.
     """
     open_count = sum(is_open for is_open, _ in await _partitions(admin, host.group))
-    told = counted(open_count, "open partition")
+    still_open = counted(open_count, "open partition")
     if open_count and not is_running:
         raise ConfigError(
             Reason.HOST_IN_USE,
-            f"{host.group} has {told}, and its broker on {host.name} does not answer: start it, or "
-            f"give its partitions up with `keylane broker evacuate {host.group} --accept-loss`",
+            f"{host.group} has {still_open}, and its broker on {host.name} does not answer: start "
+            "it, or give its partitions up with "
+            f"`keylane broker evacuate {host.group} --accept-loss`",
         )
     if open_count:
-        confirm(f"{host.group} has {told}. Move them to other brokers?", yes=yes, required=True)
+        confirm(
+            f"{host.group} has {still_open}. Move them to other brokers?", yes=yes, required=True
+        )
         with showing(f"moving the partitions of {host.group}"):
             for operation in (await admin.evacuate(host.group)).operations:
                 await admin.wait(operation)
