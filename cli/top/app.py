@@ -166,7 +166,7 @@ class TableScreen(Screen[None]):
         self.set_interval(REDRAW_S, self.show)
 
     def show(self) -> None:
-        """Draw everything anew."""
+        """Draw everything again."""
         if not self.is_current:
             return
         self._head.update(self._head_text())

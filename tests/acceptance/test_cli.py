@@ -412,6 +412,8 @@ def test_mistakes_are_answered_with_code_and_advice(dev, command, name, code):
         (("dev", "--copies", "0"), ["--copies", "1"]),
         (("broker", "copies", "g1", "--wanted", "0"), ["--wanted", "1"]),
         (("broker", "copies", "g1", "--wanted", "9"), ["--wanted", "5"]),
+        (("cluster", "balance", "--start", "--dry-run"), ["--start", "--dry-run"]),
+        (("cluster", "balance", "--stop", "--exclude", "g1"), ["--stop", "--exclude"]),
         (("demo", "--rows", "0"), ["--rows", "1000"]),
         (("demo", "--rows", "400000"), ["--rows", "336776"]),
         (("consume", "ready", "-g", "g", "--ttl-ms", "1"), ["--ttl-ms", "1000"]),

@@ -261,7 +261,7 @@ def broker_hand_over(
     Let a copy take the place of a broker that serves, which becomes a copy then.
 
     Clients wait for an instant and see no error. If the copy does not come within 3 s, the broker
-    goes on. A broker that is stopped with SIGTERM hands over by itself.
+    continues to serve. A broker that is stopped with SIGTERM hands over by itself.
     """
     from .copies import show_handed_over
 

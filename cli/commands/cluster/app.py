@@ -40,7 +40,7 @@ DeliverOption = Annotated[
         "name and its folder, for each host that differs.",
     ),
 ]
-NewOption = Annotated[bool, Option("--new", help="Begin; without it the command only goes on.")]
+NewOption = Annotated[bool, Option("--new", help="Begin; without it the command only continues.")]
 
 
 @cluster_app.add("init", shows=".commands.cluster.init:WrittenCluster")
@@ -168,7 +168,7 @@ def cluster_balance(
     stop: Annotated[
         bool, Option("--stop", help="Stop the metaservers that balance by themselves.")
     ] = False,
-    start: Annotated[bool, Option("--start", help="Let them go on.")] = False,
+    start: Annotated[bool, Option("--start", help="Let them balance again.")] = False,
     yes: YesOption = False,
     common: CommonOptions,
 ) -> None:
@@ -176,13 +176,16 @@ def cluster_balance(
     Spread the open partitions evenly over the broker groups, for example after one has joined.
 
     New messages of a partition go to its new broker group; stored ones stay until retention
-    removes them. Ctrl-C ends it at any time, and the command goes on when it is called again.
+    removes them. Ctrl-C ends it at any time, and the next call continues.
     """
     from .balance import balance_cluster, set_stopped, show_stopped
 
     if stop and start:
         raise click.BadParameter("pass either --stop or --start", param_hint="--stop")
     if stop or start:
+        if dry_run or exclude:
+            hint = "--stop" if stop else "--start"
+            raise click.BadParameter("excludes --dry-run and --exclude", param_hint=hint)
         common.ask(lambda admin: set_stopped(admin, stopped=stop), show_stopped)
         return
     common.run(

@@ -72,7 +72,7 @@ async def balance_cluster(
                 if work.pending_count:
                     show_line(
                         f"{work.pending_count} of {counted(len(plan.moves), 'move')} left; the "
-                        f"metaserver completes those that have begun. To go on: {AGAIN}",
+                        f"metaserver completes those that have begun. To continue: {AGAIN}",
                         errors=True,
                     )
     if not as_table:
@@ -86,7 +86,7 @@ async def balance_cluster(
 
 
 async def set_stopped(admin: Admin, *, stopped: bool) -> Balanced:
-    """Stop the metaservers that balance by themselves, or let them go on."""
+    """Stop the metaservers that balance by themselves, or let them balance again."""
     return Balanced(plan=await admin.stop_balance(stopped=stopped), done=[], left=[])
 
 

@@ -24,7 +24,7 @@ from .folder import Host
 
 POLL_S = 0.2
 NEWS_S = 20.0
-"""How long a server may take to use what it was told to reload, in seconds."""
+"""How long a server may take to use files that it has to reload, in seconds."""
 
 
 class ClusterStep(msgspec.Struct, frozen=True):
@@ -78,7 +78,8 @@ async def _deliver(command: str, host: Host) -> None:
     status = await process.wait()
     if status:
         raise ConfigError(
-            f"the command of --deliver ended with status {status} for {host.name}; run this again"
+            f"the command of --deliver ended with status {status} for {host.name}; see what is "
+            f"left with: keylane cluster check --folder {host.folder.parent}"
         )
 
 

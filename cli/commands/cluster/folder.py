@@ -6,6 +6,7 @@ certificate and token. Reads it, and changes it in steps that can be repeated af
     DIR/ca.next.*      the new authority, until it signs
     DIR/ca.old.pem     the old authority, until it is removed
     DIR/HOST/…         what is copied to /etc/keylane of the host
+    DIR/HOST.*.token   the new and the old token of its broker while it is being replaced
 """
 
 from __future__ import annotations
@@ -173,6 +174,23 @@ class ClusterFolder:
                     is_changed = True
         return is_changed
 
+    def next_token_path(self, host: Host) -> Path:
+        """Return the path of a host's new token, until its files have it."""
+        return self.path / f"{host.name}.next.token"
+
+    def old_token_path(self, host: Host) -> Path:
+        """Return the path of a host's old token, until no metaserver accepts it."""
+        return self.path / f"{host.name}.old.token"
+
+    def tokens_of(self, host: Host) -> list[str]:
+        """Return all tokens that metaservers may accept from a host's broker. Raises
+        ConfigError.
+        """
+        if not host.group:
+            return []
+        replaced = [self.next_token_path(host), self.old_token_path(host)]
+        return [host.token(), *(token_in_file(path) for path in replaced if path.exists())]
+
     def put_metaservers(self, addresses: Sequence[str]) -> None:
         """Write the metaservers' addresses into the settings of each broker."""
         for host in self.hosts.values():
@@ -188,11 +206,13 @@ class ClusterFolder:
             replace_file(staged / file, content, mode)
         staged.rename(self.path / name)
 
-    def remove_host(self, name: str) -> None:
-        """Remove the folder of a host, with its key and token, all of it at once."""
-        removed = self.path / f".{name}.removed"
+    def remove_host(self, host: Host) -> None:
+        """Remove a host's tokens and its folder with its key, the folder at once and last."""
+        self.next_token_path(host).unlink(missing_ok=True)
+        self.old_token_path(host).unlink(missing_ok=True)
+        removed = self.path / f".{host.name}.removed"
         shutil.rmtree(removed, ignore_errors=True)
-        (self.path / name).rename(removed)
+        host.folder.rename(removed)
         shutil.rmtree(removed, ignore_errors=True)
 
 

@@ -208,19 +208,21 @@ async def remove_host(path: Path, name: str, *, yes: bool, deliver: str | None) 
         advice = f"Run on {name}: systemctl disable --now {host.units}"
         left = [Finding("it still runs", advice, address) for address in running]
         return ClusterStep([f"no open or unread partition is on {name} alone"], left)
-    token = host.token() if host.group else ""
-    if token:
-        folder.put_hashes(add={}, drop=[token_hash(token)])
-    folder.remove_host(name)
-    done = [f"the files and the token of {name} are removed from {path}"]
-    folder = ClusterFolder.read(path)
+    # The host's folder goes last, so that a repeated call does what this one could not.
+    rest = ClusterFolder(path, {other.name: other for other in others})
+    tokens = folder.tokens_of(host)
+    rest.put_hashes(add={}, drop=[token_hash(token) for token in tokens])
+    done = []
     if own:
-        folder.put_metaservers(metaservers)
+        rest.put_metaservers(metaservers)
         done.append(_told_metaservers(metaservers))
     left = []
-    if token:
-        ask = partial(token_differences, folder, token, wanted=False)
-        left = await bring(ask, folder.hosts.values(), deliver)
+    for token in tokens:
+        ask = partial(token_differences, rest, token, wanted=False)
+        left += await bring(ask, others, deliver)
+    if not left:
+        folder.remove_host(host)
+        done.append(f"the files and the token of {name} are removed from {path}")
     return ClusterStep(done, left)
 
 
@@ -263,15 +265,18 @@ async def _empty(admin: Admin, host: Host, *, is_running: bool, yes: bool) -> No
     if its broker cannot seal them.
     """
     open_count = sum(is_open for is_open, _ in await _partitions(admin, host.group))
-    told = counted(open_count, "open partition")
+    still_open = counted(open_count, "open partition")
     if open_count and not is_running:
         raise ConfigError(
             Reason.HOST_IN_USE,
-            f"{host.group} has {told}, and its broker on {host.name} does not answer: start it, or "
-            f"give its partitions up with `keylane broker evacuate {host.group} --accept-loss`",
+            f"{host.group} has {still_open}, and its broker on {host.name} does not answer: start "
+            "it, or give its partitions up with "
+            f"`keylane broker evacuate {host.group} --accept-loss`",
         )
     if open_count:
-        confirm(f"{host.group} has {told}. Move them to other brokers?", yes=yes, required=True)
+        confirm(
+            f"{host.group} has {still_open}. Move them to other brokers?", yes=yes, required=True
+        )
         with showing(f"moving the partitions of {host.group}"):
             for operation in (await admin.evacuate(host.group)).operations:
                 await admin.wait(operation)

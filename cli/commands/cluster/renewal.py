@@ -1,7 +1,7 @@
 """`keylane cluster cert renew`, `ca rotate` and `token rotate`: replace certificates, the authority
 and tokens while the cluster runs.
 
-Each command writes what is due into the folder, and goes on only when every server that matters
+Each command writes what is due into the folder, and continues only when every server that matters
 uses it. What is done is in the files, so each command may be repeated at any time.
 
     authority   trusted beside the old one ─▶ signs all certificates ─▶ the old one is removed
@@ -10,6 +10,7 @@ uses it. What is done is in the files, so each command may be repeated at any ti
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import secrets
 from collections.abc import Sequence
@@ -100,8 +101,8 @@ def _own_certificate(host: Host) -> x509.Certificate | None:
 def _renew(host: Host, authority: CertificateAuthority) -> str:
     """Write a new certificate with the names of the old one. Returns what was done."""
     names = server_names(host.name)
-    old = _own_certificate(host)
-    if old is not None:
+    with contextlib.suppress(ConfigError):  # it is missing or unreadable
+        old = read_certificate(host.folder / "server.pem")  # its key may be gone after a crash
         names += sorted(names_of(old) - set(names))
     pair = authority.issue(names)
     # between the two, the files do not fit together: then the next run renews them again
@@ -114,7 +115,7 @@ def _renew(host: Host, authority: CertificateAuthority) -> str:
 # ── the authority ─────────────────────────────────────────────────────────────────────────────────
 async def rotate_authority(path: Path, *, new: bool, yes: bool, deliver: str | None) -> ClusterStep:
     """
-    Go on with the replacement of the authority as far as the servers allow.
+    Continue the replacement of the authority as far as the servers allow.
 
     Args:
         new: begin one, if none is in progress.
@@ -203,8 +204,8 @@ def _to_pem(certificates: Sequence[x509.Certificate]) -> bytes:
 def _check_ready(left: Sequence[Finding], step: str) -> None:
     """Raise ConfigError if a server does not use the files of the folder yet."""
     if left:
-        told = "; ".join(f"{each.address}: {each.problem}" for each in left)
-        raise ConfigError(Reason.AUTHORITY_IN_USE, f"before {step}: {told[:2000]}")
+        problems = "; ".join(f"{each.address}: {each.problem}" for each in left)
+        raise ConfigError(Reason.AUTHORITY_IN_USE, f"before {step}: {problems[:2000]}")
 
 
 # ── the tokens of brokers ─────────────────────────────────────────────────────────────────────────
@@ -216,7 +217,7 @@ async def rotate_tokens(
     deliver: str | None,
 ) -> ClusterStep:
     """
-    Go on with the replacement of brokers' tokens as far as the servers allow.
+    Continue the replacement of brokers' tokens as far as the servers allow.
 
     Args:
         names: the hosts; none means all that have a broker.
@@ -234,7 +235,7 @@ async def rotate_tokens(
         replacement = _TokenReplacement(folder, host, deliver)
         if new:
             replacement.begin()
-        left += await replacement.go_on()
+        left += await replacement.advance()
         done += replacement.done
     if not done and not left:
         done = ["no token is being replaced; --new replaces them"]
@@ -246,8 +247,7 @@ class _TokenReplacement:
 
     def __init__(self, folder: ClusterFolder, host: Host, deliver: str | None) -> None:
         self._folder, self._host, self._deliver = folder, host, deliver
-        self._next = folder.path / f"{host.name}.next.token"
-        self._old = folder.path / f"{host.name}.old.token"
+        self._next, self._old = folder.next_token_path(host), folder.old_token_path(host)
         self._current = host.folder / BROKER_FILE
         self.done: list[str] = []
 
@@ -256,7 +256,7 @@ class _TokenReplacement:
         if not self._next.exists() and not self._old.exists():
             replace_file(self._next, f"{draw_token()[0]}\n".encode(), SECRET)
 
-    async def go_on(self) -> list[Finding]:
+    async def advance(self) -> list[Finding]:
         """Do the next steps; returns what has to be done before the one that is left."""
         if self._next.exists():
             left = await self._make_known()

@@ -16,6 +16,7 @@ import os
 import platform
 import tarfile
 import time
+import tomllib
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -136,9 +137,11 @@ def _read_settings(config: Path) -> dict[str, list[Any]]:
 
 def _add_settings(contents: Contents, config: Path) -> None:
     found = _read_settings(config)
-    if not found:
+    unread = [program for program in _programs_in(config) if program not in found]
+    for program in unread or ([] if found else ["server"]):
         contents.miss(
-            f"the settings in {config}", "they cannot be read: see keylane config show --config"
+            f"the settings of a {program} in {config}",
+            "they cannot be read: see keylane config show --config",
         )
     for program, settings in found.items():
         values = {
@@ -150,6 +153,14 @@ def _add_settings(contents: Contents, config: Path) -> None:
         }
         name = f"settings/{program}-{file_name(config.name)}.json"
         contents.add(name, f"settings of a {program}, from {config}", values)
+
+
+def _programs_in(config: Path) -> list[str]:
+    """Return the programs that have a table in a settings file."""
+    with contextlib.suppress(OSError, ValueError):
+        document = tomllib.loads(config.read_text("utf-8"))
+        return [program.value for program in ServerProgram if program.value in document]
+    return []
 
 
 def _secrets(configs: Iterable[Path]) -> list[str]:

@@ -5,7 +5,7 @@
 Only control calls are asked, and these never return messages. Two kinds of their fields may still
 hold a user's data, and are left out or digested here: the texts of errors that handlers raised, and
 the keys of parked messages. The texts of servers are masked as well, since one may quote a URL.
-Digests of keys, also those in texts and logs, are made anew with a salt that is thrown away:
+Digests of keys, also those in texts and logs, are hashed with a salt that is thrown away:
 otherwise whoever guesses a key could see that it is there.
 """
 
@@ -207,8 +207,8 @@ def log_lines(lines: Collection[str]) -> tuple[list[str], int]:
     Return the lines of a log that a server of keylane wrote, and how many others there are.
 
     Only lines of JSON with `program` and a logger of keylane are taken, since consumers log the
-    errors of handlers, and lines of text cannot be told from theirs. Of a message with several
-    lines, the first is taken.
+    errors of handlers, and lines of text cannot be distinguished from theirs. Of a message with
+    several lines, the first is taken.
     """
     taken = []
     for line in lines:

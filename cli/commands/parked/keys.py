@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, TypedDict
 
+import click
+
 from ....admin import Admin, ParkedKeyView, ParkState
-from ....protocol.errors import ConfigError
+from ....protocol.errors import ConfigError, UnreachableError
 from ....protocol.text import counted, format_time
 from ...confirmation import confirm
 from ...connection import open_admin
@@ -43,20 +46,53 @@ number and last failure are shown.
 async def list_parked(
     meta: str, output: OutputFormat, subject: str, group: str, selection: Selection
 ) -> None:
-    """Show the selected parked keys."""
+    """Show the selected parked keys. The exit status is 1 if a partition could not be asked."""
     async with open_admin(meta) as admin:
-        views = await list_views(admin, subject, group, selection, retrying=True)
-        unordered = sum(view.messages for view in views if view.is_loose)
-        if 0 < unordered <= BY_ERROR_MAX:
-            arguments = selection.arguments | {"retrying": True, "by_error": True}
-            views = [view async for view in admin.parked(subject, group, **arguments)]
+        views, unlisted = await _listed_views(admin, subject, group, selection)
     if output is not OutputFormat.TABLE:
         show_data(output, [key_fields(view) for view in views])
     elif views:
         show_table(parked_table(f"{group} on {subject}", views))
-    else:
+    elif not unlisted:
         description = "no dead letters" if selection.among_dead else "nothing is parked"
         show_line(f"{group} on {subject}: {description}")
+    for partition_id, problem in unlisted.items():
+        show_line(f"partition {partition_id} is not listed: {problem}", errors=True)
+    if unlisted:
+        raise click.exceptions.Exit(1)
+
+
+async def _listed_views(
+    admin: Admin, subject: str, group: str, selection: Selection
+) -> tuple[list[ParkedKeyView], dict[int, str]]:
+    """Return the selected parked keys, and the problem of each partition whose broker does not
+    respond. Raises UnreachableError if none responds.
+    """
+    try:
+        return await _views_by_error(admin, subject, group, selection), {}
+    except UnreachableError:
+        partitions = (await admin.describe_group(subject, group)).partitions
+        unlisted = {each.partition_id: each.problem for each in partitions if each.problem}
+        listed = sorted({each.partition_id for each in partitions} - unlisted.keys())
+        if selection.partition is not None or not listed or not unlisted:
+            raise
+    views = []
+    for partition_id in listed:
+        of_partition = replace(selection, partition=partition_id)
+        views += await _views_by_error(admin, subject, group, of_partition)
+    return views, unlisted
+
+
+async def _views_by_error(
+    admin: Admin, subject: str, group: str, selection: Selection
+) -> list[ParkedKeyView]:
+    """Return the selected parked keys, and unordered messages by their errors."""
+    views = await list_views(admin, subject, group, selection, retrying=True)
+    unordered = sum(view.messages for view in views if view.is_loose)
+    if 0 < unordered <= BY_ERROR_MAX:
+        arguments = selection.arguments | {"retrying": True, "by_error": True}
+        views = [view async for view in admin.parked(subject, group, **arguments)]
+    return views
 
 
 class RedrivenKeys(TypedDict):

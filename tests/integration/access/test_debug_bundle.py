@@ -209,12 +209,19 @@ def test_bundle_says_that_it_lacks_copies_when_the_metaserver_hangs(
 
 def test_bundle_names_servers_that_are_gone_and_replaces_no_file_unasked(tmp_path: Path):
     bundle = tmp_path / "bundle.tar.gz"
+    config = tmp_path / "servers.toml"
+    config.write_text(
+        '[broker]\ngroup = "g1"\ndata = "/x"\nmeta = "a:1"\n[metaserver]\nport = 70000\n'
+    )
     words = ("debug", "bundle", str(bundle), "--meta", "127.0.0.1:1", "--broker", "127.0.0.1:2")
+    words += ("--config", str(config))
     done = run_keylane(*words)
     assert done.returncode == 0, done.stderr
     parts = read(bundle)
     missing = {each["what"] for each in parts["contents.json"]["missing"]}
     assert {"metaserver 127.0.0.1:1", "broker 127.0.0.1:2", "the list of brokers"} <= missing
+    assert "settings/broker-servers.toml.json" in parts
+    assert f"the settings of a metaserver in {config}" in missing
     before = bundle.read_bytes()
     refused = run_keylane(*words)
     assert refused.returncode == 1
@@ -223,4 +230,4 @@ def test_bundle_names_servers_that_are_gone_and_replaces_no_file_unasked(tmp_pat
     os.chmod(bundle, 0o644)
     assert run_keylane(*words, "--overwrite").returncode == 0
     assert stat.S_IMODE(bundle.stat().st_mode) == 0o600
-    assert [each.name for each in tmp_path.iterdir()] == ["bundle.tar.gz"]
+    assert {each.name for each in tmp_path.iterdir()} == {"bundle.tar.gz", "servers.toml"}

@@ -5,6 +5,7 @@ skipped.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import re
@@ -602,3 +603,34 @@ async def test_message_is_edited_by_its_key(shared_cluster: Cluster):
         assert (moved.partition_id, moved.offset) == places[b"a"][1]
         (view,) = await keys_of(admin, "edit-by-key", key=b"a")
         assert view.partition_id != number
+
+
+@pytest.mark.cluster(brokers=2)
+async def test_parked_keys_of_other_brokers_are_listed_while_one_is_away(cluster: Cluster):
+    """The list gave nothing, and what is missing is named now."""
+    places = await sent(cluster, "away")
+    homes = {key: places[key][0][0] for key in KEYS}
+    assert len(set(homes.values())) == 2
+    async with RawOwner(cluster.meta, "away", "g") as owner, Admin(cluster.meta) as admin:
+        await park(owner, places, *KEYS)
+        (gone,) = (
+            each
+            for each in (await admin.describe_subject("away")).partitions
+            if each.partition_id == homes[KEYS[0]]
+        )
+        broker_of = {
+            each.broker_group: each.address for each in (await admin.list_brokers()).brokers
+        }
+    (killed,) = (each for each in cluster.brokers if each.address == broker_of[gone.broker_group])
+    await asyncio.to_thread(killed.kill)
+    words = ("parked", "list", "away", "g", "--meta", cluster.meta, "--output", "json")
+    done = await asyncio.to_thread(run_keylane, *words)
+    listed = {
+        base64.b64decode(each["key_base64"]) if "key_base64" in each else each["key"].encode()
+        for each in json.loads(done.stdout)
+    }
+    assert listed == {key for key in KEYS if homes[key] != gone.partition_id}
+    assert f"partition {gone.partition_id} is not listed: " in done.stderr
+    assert done.returncode == 1
+    alone = await asyncio.to_thread(run_keylane, *words, "--partition", str(gone.partition_id))
+    assert (alone.returncode, alone.stdout) == (1, "")

@@ -33,6 +33,7 @@ from keylane.protocol.control import Health
 from keylane.protocol.endpoints import READY
 from keylane.protocol.errors import KeylaneError, UnauthenticatedError
 from keylane.rpc.http_network import HttpNetwork
+from keylane.rpc.tls.contexts import names_of
 from support.ports import free_port
 from support.server_process import ServerProcess, run_keylane
 
@@ -271,11 +272,17 @@ async def test_host_joins_gets_partitions_and_leaves(cluster: OperatedCluster) -
             break
         assert time.monotonic() < deadline_s, step
     assert (status, problems(step)) == (1, ["it still runs"])
+    status, step = await run(cluster, "token rotate", THIRD, "--new")
+    assert (status, problems(step)) == (1, ["it does not know the new token"]), step
     token = (cluster.made / THIRD / "broker.token").read_text().strip()
     cluster.end(THIRD, "broker")
+    status, error = await run(cluster, "remove-host", THIRD, "--yes", "--deliver", "false")
+    assert (status, error["name"]) == (1, "ConfigError"), "it cannot be told to the metaserver"
+    assert (cluster.made / THIRD).exists(), "so that the command can be repeated"
     status, step = await run(cluster, "remove-host", THIRD, "--yes", delivered=True)
     assert (status, problems(step)) == (0, []), step
-    assert not (cluster.made / THIRD).exists()
+    assert not list(cluster.made.glob(f"{THIRD}*"))
+    assert "g3:" not in (cluster.etc / FIRST / "keylane.toml").read_text(), "nor its next token"
     assert token not in b"".join(cluster.files().values()).decode()
     status, error = await run(cluster, "remove-host", THIRD, "--yes")
     assert (status, error["code"]) == (1, 1370)
@@ -573,10 +580,13 @@ async def test_certificate_that_ends_soon_or_has_another_key_is_renewed(
     short = authority.issue([FIRST, "localhost"], days=10)
     (cluster.made / FIRST / "server.pem").write_bytes(short.certificate)
     (cluster.made / FIRST / "server.key").write_bytes(short.key)
+    named = authority.issue([SECOND, "localhost", "b.example"])
+    (cluster.made / SECOND / "server.pem").write_bytes(named.certificate)
     (cluster.made / SECOND / "server.key").write_bytes(short.key)
     status, step = await run(cluster, "cert renew", delivered=True)
     assert (status, step["left"]) == (0, []), step
     assert [line.partition(":")[0] for line in step["done"]] == [FIRST, SECOND]
+    assert "b.example" in names_of(cluster.served(SECOND)), "it keeps the names of the old one"
 
 
 async def test_authority_is_replaced_in_three_steps_under_load(cluster: OperatedCluster) -> None:

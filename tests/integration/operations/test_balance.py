@@ -250,7 +250,9 @@ async def test_command_goes_on_when_it_was_interrupted(cluster: Cluster):
             process.send_signal(signal.SIGINT)
             _, errors = await process.communicate()
         assert process.returncode == 130
-        left = re.search(rb"(\d+) of 16 moves left; .* To go on: keylane cluster balance", errors)
+        left = re.search(
+            rb"(\d+) of 16 moves left; .* To continue: keylane cluster balance", errors
+        )
         assert left is not None, errors
         assert 0 < int(left[1]) < 16
         assert (await counts(admin, "cut")).total() == 24
