@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import aclosing
 from dataclasses import replace
 
 from ...admin import ParkedKeyView
@@ -149,7 +148,7 @@ async def parked_messages(feed: Feed, names: Mapping[str, str], query: Mapping[s
         subject, name, key, partition_id=number, first=PARKED_SHOWN
     )
     read = []
-    async with naming_replaced(feed.admin, subject, number), aclosing(messages):
+    async with naming_replaced(feed.admin, subject, number):
         async for each in messages:
             read.append(each)
             if len(read) == PARKED_SHOWN:  # `first` is of each partition
