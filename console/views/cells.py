@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ...protocol.parked import FailingMessage
 from ...protocol.text import sum_text
-from ..feed import Trends
 from ..page import Cell, href
 from ..shown import count
+from ..trends import Trends
 
 FAILING_CHARS_MAX = 160
 

@@ -14,7 +14,7 @@ import pytest
 
 from keylane import Admin, Consumer, Producer
 from keylane.admin import Explanation
-from keylane.console.feed import SAMPLE_S
+from keylane.console.trends import SAMPLE_S
 from keylane.errors import UnreachableError
 from keylane.protocol.routing import logical_partition
 from support.cluster import Cluster, pause, resume

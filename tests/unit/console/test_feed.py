@@ -22,12 +22,10 @@ from keylane.console.feed import (
     EXPLAINED_AT_ONCE,
     EXPLAINED_S,
     KEPT_S,
-    POINTS_MAX,
     PROBED_S,
-    SAMPLE_S,
     Feed,
-    Trends,
 )
+from keylane.console.trends import POINTS_MAX, SAMPLE_S, Trends
 from keylane.console.views.brokers import brokers
 from keylane.console.views.overview import overview
 from keylane.protocol.errors import GroupUnknownError, NotSentError
@@ -244,7 +242,7 @@ def test_trend_has_rates_and_says_whether_a_value_falls():
 
 
 def test_trends_that_are_there_are_kept_when_there_are_too_many(monkeypatch):
-    monkeypatch.setattr("keylane.console.feed.TRENDS_MAX", 2)
+    monkeypatch.setattr("keylane.console.trends.TRENDS_MAX", 2)
     trends = Trends()
     for second in range(20):
         for name in ("a", "b", "c"):
@@ -366,7 +364,7 @@ async def test_overview_names_a_group_that_is_stuck_on_one_partition_and_goes_on
 
 
 async def test_overview_names_a_stuck_group_for_whose_trend_there_is_no_room(monkeypatch):
-    monkeypatch.setattr("keylane.console.feed.TRENDS_MAX", 1)
+    monkeypatch.setattr("keylane.console.trends.TRENDS_MAX", 1)
     said = await watched(ListedCluster(), lambda _second: ([10, 0], [5, 0]), 20)
     assert said[-1] == ["g: not_read", "g: behind"]
 

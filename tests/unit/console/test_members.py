@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from keylane.admin import GroupDescription, GroupMember
-from keylane.console.feed import Trends
+from keylane.console.trends import Trends
 from keylane.console.views.groups import group
 from keylane.protocol.routing import ConsumeStrategy
 

@@ -475,7 +475,7 @@ async def test_why_does_not_call_a_broker_silent_that_is_late_with_one_answer(
     assert found.unknown == (f"{late} 0.6 s",)
 
 
-class BusyBroker:
+class RefusingBroker:
     """A broker that refuses to tell the state of its partitions."""
 
     def __init__(self, client: BrokerClient) -> None:
@@ -498,7 +498,7 @@ async def test_why_names_partitions_together_that_a_broker_refuses_alike(
             GROUP,
             None,
             meta=admin._metaserver_client,
-            broker_at=lambda address: BusyBroker(admin._connections.broker_at(address)),
+            broker_at=lambda address: RefusingBroker(admin._connections.broker_at(address)),
             now_ms=lambda: int(keylane_cluster.now().timestamp() * 1000),
         )
     (unknown,) = found.unknown
