@@ -65,6 +65,10 @@ WAIT_MS = 1_000
 CALL_TIMEOUT_MS = 10_000
 TAKE_OVER_CALL_TIMEOUT_MS = 1_000
 """As CALL_TIMEOUT_MS, of a copy that may take the place of a broker that hangs."""
+REACH_MS = 200
+"""How long it waits for a connection, in milliseconds, before it looks whether the place is free or
+another copy has it; the attempt continues meanwhile.
+"""
 TAKE_OVER_MS = 100
 """The longest pause between two requests for the broker's place, in milliseconds."""
 MOVING_MS = 20
@@ -142,6 +146,8 @@ class Follower:
         """Where the broker was last; it is asked there while no metaserver says where it is."""
         self._broker: BrokerClient | None = None
         """The broker that is followed; None while it is looked up."""
+        self._reached: tuple[BrokerClient, asyncio.Task[object]] | None = None
+        """A broker that may hang, and the attempt to connect to it."""
         self._ahead: asyncio.Task[tuple[Followed, memoryview]] | None = None
         """Asks for what follows the answer that is being stored."""
         self._tail = _COMPARED
@@ -212,6 +218,7 @@ class Follower:
         finally:
             if folding is not None:
                 folding.cancel()
+            await self._stop_reaching()
             await self._disconnect()
             await self._run_blocking(self._opened_log.close)  # behind a call that was left running
 
@@ -363,8 +370,32 @@ class Follower:
                 self._address = view["address"]
         if not self._address:
             raise NotSentError(f"broker group {self._broker_group} is not known yet")
-        timeout_ms = TAKE_OVER_CALL_TIMEOUT_MS if self._takes_over else CALL_TIMEOUT_MS
-        return BrokerClient(self._network, self._address, timeout_ms=timeout_ms)
+        if self._takes_over:
+            return await self._reach(self._address)
+        return BrokerClient(self._network, self._address, timeout_ms=CALL_TIMEOUT_MS)
+
+    async def _reach(self, address: str) -> BrokerClient:
+        """Return the broker at an address once it is connected. Raises NotSentError."""
+        if self._reached is not None and self._reached[0].address != address:
+            await self._stop_reaching()
+        if self._reached is None:
+            broker = BrokerClient(self._network, address, timeout_ms=TAKE_OVER_CALL_TIMEOUT_MS)
+            self._reached = broker, start_task(broker.channel(), name="reaching")
+        broker, connecting = self._reached
+        await asyncio.wait((connecting,), timeout=REACH_MS / 1000)
+        if not connecting.done():
+            raise NotSentError(f"no connection to the broker at {address} yet")
+        self._reached = None
+        await connecting
+        return broker
+
+    async def _stop_reaching(self) -> None:
+        reached, self._reached = self._reached, None
+        if reached is not None:
+            broker, connecting = reached
+            connecting.cancel()
+            await asyncio.wait((connecting,))
+            await broker.close()
 
     def _check_broker(self, answer: Followed) -> None:
         """Raise FolderRefusedError if the group has another folder than the one that is copied."""

@@ -250,6 +250,10 @@ class Catalogue:
             or known_broker.address == report.address
         ):
             return
+        if known_broker.opening in report.opened_after:
+            copies = await self.read_copies(report.broker_group)
+            if copies.promoted == known_broker.opening:
+                return  # it was given the place, and the broker that had it may hang
         try:
             broker_id, opening = await self._fetch_identity(known_broker.address)
         except KeylaneError:

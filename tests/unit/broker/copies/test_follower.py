@@ -724,6 +724,41 @@ async def test_follower_has_the_place_of_its_broker_when_a_metaserver_gives_it()
     promote_candidate(disk, read_candidate(disk))
 
 
+async def test_copy_follows_the_one_that_has_the_place_while_its_old_broker_hangs() -> None:
+    """An attempt to connect to the old one does not hold it up."""
+    broker, disk = await filled(), SimDisk()
+    addresses, asked = ["old:1"], asyncio.Event()
+
+    async def health() -> object:
+        return SimpleNamespace(
+            details={"brokers": [{"broker_group": "g1", "address": addresses[-1]}]}
+        )
+
+    async def call(_endpoint: object, _request: TakeOver, *, group: str) -> None:
+        asked.set()
+        raise ConflictError(Reason.BROKER_SERVES, f"{group} was given to another copy")
+
+    async def open_channel(address: str, *, timeout_ms: int) -> object:
+        if address == "old:1" and broker.is_silent:
+            await asyncio.Event().wait()
+        return broker
+
+    follower = follower_of(broker, disk)
+    follower._takes_over = True
+    follower._meta = SimpleNamespace(health=health, call=call)  # type: ignore[assignment]
+    follower._network = SimpleNamespace(open_channel=open_channel)  # type: ignore[assignment]
+    task = asyncio.ensure_future(follower.run())
+    await until_equal(broker, follower, task)
+    broker.is_silent = True  # the connection ends, and the next one does not come
+    await asyncio.wait_for(asked.wait(), 20)
+    asked.clear()
+    await asyncio.wait_for(asked.wait(), 20)  # while it tries to connect
+    broker.is_silent, addresses[-1] = False, "new:1"
+    await broker.send(2)
+    await until_equal(broker, follower, task)
+    await stop(task)
+
+
 async def test_copy_says_once_why_it_does_not_take_the_place_of_its_broker(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
