@@ -25,6 +25,7 @@ WARMING = 100
 UNMEASURED_S = 2.0
 """Of the beginning of a steady take."""
 PAUSE_S = 0.001
+RETRY_S = 0.01
 
 
 def print_line(**line: Any) -> None:
@@ -71,6 +72,28 @@ async def single(client: Client, job: dict[str, Any]) -> dict[str, Any]:
     await client.close_producer()
     latencies_ms.sort()
     return {"p50_ms": statistics.median(latencies_ms), "p99_ms": percentile(latencies_ms, 0.99)}
+
+
+async def watch(client: Client, job: dict[str, Any]) -> dict[str, Any]:
+    """Send each message after the ack of the previous one, and again after an error."""
+    await client.open_producer()
+    for key in KEYS[:WARMING]:
+        await client.send(key, VALUE)
+    print_line(ready=True)
+    acked_at = time.monotonic()
+    ends_at, gap_s, errors, sent = acked_at + job["seconds"], 0.0, 0, 0
+    while time.monotonic() < ends_at:
+        try:
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + job["seconds"]):
+                await client.send(KEYS[sent % 10_000], VALUE)
+        except Exception:  # noqa: BLE001 - libraries have errors of their own for what passes
+            errors += 1
+            await asyncio.sleep(RETRY_S)
+            continue
+        before, acked_at = acked_at, time.monotonic()
+        gap_s, sent = max(gap_s, acked_at - before), sent + 1
+    gap_s = max(gap_s, time.monotonic() - acked_at)
+    return {"gap_ms": gap_s * 1000, "errors": errors, "sent": sent}
 
 
 async def steady(client: Client, job: dict[str, Any]) -> dict[str, Any]:
@@ -137,7 +160,14 @@ async def start(client: Client, job: dict[str, Any]) -> dict[str, Any]:
     return figures
 
 
-ROLES = {"send": send, "single": single, "steady": steady, "consume": consume, "start": start}
+ROLES = {
+    "send": send,
+    "single": single,
+    "watch": watch,
+    "steady": steady,
+    "consume": consume,
+    "start": start,
+}
 
 
 def main() -> None:

@@ -112,6 +112,9 @@ FIGURES = {
     "producers_ratio": Figure(
         "4 producers together by one", aim=0.9, against=Against.ITSELF, compared=False
     ),
+    "failover_gap_ms": Figure(
+        "a leading server is killed: longest time without an ack", MS, lower=True
+    ),
     "load_s": Figure("load of the client's library, once for a program", S, lower=True),
     "start_s": Figure(
         "start of 50 consumers, one after the other", S, lower=True, aim=0.5, against=Against.ITSELF

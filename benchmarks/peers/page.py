@@ -54,6 +54,7 @@ keylane's client is what a reader of the README writes: the loop of `asyncio.run
 | `kib` | values of 1 KiB |
 | `partitions` | 64 partitions, by the rates of 4 in the same turn |
 | `producers` | 4 producers together, by one in the same turn |
+| `failover` | a message at a time, send to ack, while the server that leads is killed; the longest time without an ack. Only of systems with copies |
 | `start` | 50 consumers of a process, each of its own topic and group, opened one after the other until each has its partitions; the client's library is loaded before, which has a row of its own |
 
 Peak memory is that of a process since the take began: the producer's in `send`, the consumer's in `handle`, the servers' in any take.
@@ -71,13 +72,13 @@ Peak memory is that of a process since the take began: the producer's in `send`,
     make peers-home DIR=build/peers     # Debian's Redis and RabbitMQ, Kafka by Maven, NATS by Go, clients by pip
     make bench-peers ARGS="--home build/peers --json build/peers.json"
     make bench-peers ARGS="--json build/peers.json --write-docs"
-    make bench-peers ARGS="--home build/peers --systems copied --takes send,single,both,kib --json build/copied.json --write-docs"
+    make bench-peers ARGS="--home build/peers --systems copied --takes send,single,both,kib,failover --json build/copied.json --write-docs"
 
 `--systems`, `--takes`, `--rounds` and `--quick` choose; a peer that is not there is named, and left out.
 Processor time is the figure that a busy machine changes least; rates are comparable within a run only.
 """
 LACKS = """\
-Beside figures, and true of any run: where a server is lost for good, Kafka, RabbitMQ and NATS choose another leader by themselves; an operator promotes a [copy](do/warm-spare.md) of keylane's broker.
+Beside figures, and true of any run: where a server is lost for good, Kafka, RabbitMQ and NATS choose another leader by themselves; of keylane, a [copy](do/warm-spare.md) of the broker's data takes its place if you run copies with `failover`, and otherwise an operator decides.
 They and Redis have clients in many languages, and years of use by many; keylane's client is Python's.
 """
 COPIED = """\

@@ -25,7 +25,7 @@ from peers.figures import OURS, Best, medians_of, ratios_of, spreads_of
 from peers.page import PLOT, durabilities_of, kept_runs, missing_lines, page_of, table_of
 from peers.plot import svg_of
 from peers.systems.base import System
-from peers.turn import QUICK, TAKES, Sizes, turn_of
+from peers.turn import COPIED_TAKES, QUICK, TAKES, Sizes, turn_of
 
 SYSTEMS = {
     OURS: "peers.systems.keylane:Keylane",
@@ -82,7 +82,7 @@ def parsed() -> argparse.Namespace:
     options.systems, options.takes = options.systems.split(","), options.takes.split(",")
     for kind, given, known in (
         ("system", options.systems, SYSTEMS),
-        ("take", options.takes, TAKES),
+        ("take", options.takes, (*TAKES, *COPIED_TAKES)),
     ):
         unknown = [name for name in given if name not in known]
         if unknown:

@@ -15,6 +15,8 @@ from peers.systems.base import System
 
 Figures = dict[str, float]
 TAKES = ("send", "handle", "both", "single", "steady", "kib", "partitions", "producers", "start")
+COPIED_TAKES = ("failover",)
+"""Takes of systems with copies only, the last ones of a turn."""
 PARTITIONS = 4
 MANY_PARTITIONS = 64
 PRODUCERS = 4
@@ -22,6 +24,7 @@ CONSUMERS = 50
 KIB = 1024
 RATES = (5_000, 500)
 """Messages a second of the steady take."""
+FAILOVER_S = 30.0
 LOG_CHARS = 3_000
 
 
@@ -230,6 +233,17 @@ class Turn:
         began, ended = min(each["began"] for each in sent), max(each["ended"] for each in sent)
         per_s = share * PRODUCERS / (ended - began)
         return {"producers_per_s": per_s, "producers_ratio": per_s / alone["sent_per_s"]}
+
+    def failover(self) -> Figures:
+        """Kill the server that leads a part of the topic while one message after another is sent.
+        Nothing starts it again.
+        """
+        self.create("failover")
+        producer = self.child("watch", "failover", 0, seconds=FAILOVER_S)
+        time.sleep(FAILOVER_S / 8)
+        self._system.kill_leader("failover")
+        watched = producer.end()
+        return {"failover_gap_ms": watched["gap_ms"], "failover_errors": watched["errors"]}
 
     def start(self) -> Figures:
         """50 consumers of a process, each of its own topic and group, opened one after the

@@ -125,6 +125,12 @@ class System(ABC):
     def create(self, topics: Sequence[str], partitions: int) -> None:
         """Make topics, where clients do not."""
 
+    def leader(self, topic: str) -> int:
+        """Return the pid of a server whose loss stops a part of what is sent to a topic, until
+        another server takes its place. Only systems with copies have one.
+        """
+        raise NotImplementedError(f"{self.title} has no server that could be replaced")
+
     def wait_until(self, holds: Callable[[], bool], what: str, seconds: float = 60) -> None:
         """Wait until a server is ready; one that has ended never is."""
 
@@ -135,6 +141,12 @@ class System(ABC):
             return holds()
 
         wait_until(ready, what, seconds)
+
+    def kill_leader(self, topic: str) -> None:
+        """Kill the leader with all its processes, as the loss of a machine does."""
+        for pid in process_tree(self.leader(topic)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def pids(self) -> list[int]:
         """Every process of it."""

@@ -200,6 +200,13 @@ class KafkaReplicated(Kafka):
     nodes = 3
     topic_config: ClassVar[dict[str, str]] = {"min.insync.replicas": "2"}
 
+    def leader(self, topic: str) -> int:
+        from confluent_kafka.admin import AdminClient
+
+        admin = AdminClient({"bootstrap.servers": self.where["servers"]})
+        node = admin.list_topics(topic, timeout=10).topics[topic].partitions[0].leader
+        return self._children[node - 1].pid
+
 
 class KafkaClient(Client):
     """Counts every ack; commits positions."""

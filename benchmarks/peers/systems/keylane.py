@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from peers.durability import Durability
 from peers.systems.base import FIRST, KEYS, Client, Handling, Ready, System, first_line_of
@@ -31,6 +31,7 @@ class Keylane(System):
     sends_per_second = 400_000
     senders = ("each", "all", "arrow")
     handlers = ("each", "batch", "arrow")
+    broker_options: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def missing_text(cls, home: Path) -> str:
@@ -53,12 +54,8 @@ class Keylane(System):
         self._server(
             folder,
             "keylane.broker",
-            "--group",
-            "g1",
-            "--data",
-            str(folder / "broker"),
-            "--meta",
-            meta,
+            *("--group", "g1", "--data", str(folder / "broker"), "--meta", meta),
+            *self.broker_options,
         )
         self.where = {"meta": meta}
         asyncio.run(self._wait_for_broker())
@@ -110,10 +107,11 @@ class KeylaneCopies(Keylane):
 
     title = "keylane, three data folders"
     promise = "written and fsynced by the broker and by two copies of its folder"
-    settings = "two followers, and `keylane broker copies g1 --wanted 3`"
+    settings = "two followers, `failover = true`, and `keylane broker copies g1 --wanted 3`"
     sends_per_second = 200_000
     senders = ("each", "all")
     handlers = ("each",)
+    broker_options: ClassVar[tuple[str, ...]] = ("--failover", "true")
 
     def start(self, folder: Path) -> None:
         super().start(folder)
@@ -122,9 +120,14 @@ class KeylaneCopies(Keylane):
                 folder / f"follower-{number}.log",
                 *(sys.executable, "-P", "-m", "keylane.broker", "--follow", "true"),
                 *("--group", "g1", "--data", str(folder / f"copy-{number}")),
-                *("--meta", self.where["meta"]),
+                *("--meta", self.where["meta"], "--port", "0"),
+                *self.broker_options,
             )
         asyncio.run(self._wait_for_copies())
+
+    def leader(self, topic: str) -> int:
+        del topic  # the only broker
+        return self._children[1].pid
 
     async def _wait_for_copies(self) -> None:
         from keylane import Admin

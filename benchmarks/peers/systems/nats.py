@@ -152,6 +152,17 @@ class NatsReplicated(Nats):
     sends_per_second = 6_000
     nodes = 3
 
+    def leader(self, topic: str) -> int:
+        async def ask() -> str:
+            import nats
+
+            connection = await nats.connect(self.where["server"])
+            stream = await connection.jetstream().stream_info(topic)
+            await connection.close()
+            return str(stream.cluster.leader)
+
+        return self._children[int(asyncio.run(ask())[1:]) - 1].pid
+
 
 class NatsClient(Client):
     """Awaits every ack; acks each message."""

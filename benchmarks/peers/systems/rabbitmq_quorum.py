@@ -75,12 +75,15 @@ class RabbitQuorum(RabbitStreams):
                 f"{listed}"
             )
             self.start_node(folder, home, node, names, "")
-        self.where = {"port": ports[0]}
+        self.where = {"port": ports[0], "leading_port": ports[-1]}
         self.wait_until(lambda: all(is_listening(port) for port in ports), "RabbitMQ", 120)
 
     def create(self, topics: Sequence[str], partitions: int) -> None:
         async def create() -> None:
-            async with await connect(self.where) as connection:
+            # A queue's leader is the node at which it is declared. Clients connect to another one,
+            # so that its loss does not end their connections.
+            leading = {"port": self.where["leading_port"]}
+            async with await connect(leading) as connection:
                 channel = await connection.channel()
                 for topic in topics:
                     for number in range(partitions):
@@ -89,6 +92,10 @@ class RabbitQuorum(RabbitStreams):
                         )
 
         asyncio.run(create())
+
+    def leader(self, topic: str) -> int:
+        del topic  # it leads the queues of all topics
+        return self._children[-1].pid
 
 
 async def connect(where: dict[str, Any]) -> Any:
