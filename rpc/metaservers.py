@@ -10,6 +10,7 @@ from ..protocol import endpoints
 from ..protocol.access.capability import NO_CAPABILITY
 from ..protocol.control import Health
 from ..protocol.errors import (
+    Fate,
     ForeignServerError,
     InvalidRequestError,
     KeylaneError,
@@ -86,6 +87,7 @@ class Metaservers:
         # reorder the list.
         addresses = self._addresses[:1] if endpoint.one_address else list(self._addresses)
         error_to_raise: KeylaneError | None = None
+        is_doubtful = False  # a metaserver may have done it without an answer
         if wait_ms is None:
             wait_ms = int(getattr(body, "wait_ms", 0))
         total_ms = (timeout_ms or endpoint.timeout_ms or self._timeout_ms) + wait_ms
@@ -117,6 +119,7 @@ class Metaservers:
                 self.move_to_end(address)
                 if not (endpoint.repeatable or isinstance(error, NotSentError)):
                     raise
+                is_doubtful |= endpoint.method != "GET" and error.fate is Fate.UNKNOWN
                 # An error that a retry may resolve takes precedence over one that a retry cannot.
                 if (
                     error_to_raise is None
@@ -124,8 +127,12 @@ class Metaservers:
                     or error.retry is not RetryRule.NEVER
                 ):
                     error_to_raise = error
+            except KeylaneError as error:
+                if is_doubtful:
+                    raise error.copy(Fate.UNKNOWN) from None
+                raise
         assert error_to_raise is not None, "there is at least one address"
-        raise error_to_raise
+        raise error_to_raise.copy(Fate.UNKNOWN) if is_doubtful else error_to_raise
 
     async def _other_program(self, address: str, timeout_ms: int) -> InvalidRequestError | None:
         """Return an error if another keylane program is at `address`; None if it is a metaserver,

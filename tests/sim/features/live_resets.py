@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import msgspec
 from msgspec.structs import asdict
 from msgspec.structs import replace as replace_fields
 
@@ -127,7 +128,7 @@ class LiveResetting(Feature):
             except KeylaneError as error:
                 world.trace(f"not set: {error!r}")
                 if error.fate is Fate.NOT_DONE and not is_unsent(error):
-                    self._check_not_done(began, ask.to, error)
+                    self._check_not_done(began, replace_fields(ask, live=True), error)
                     return
                 if first and rng.random() < 0.3:
                     return  # the operator does not wait, and it goes on by itself
@@ -191,13 +192,13 @@ class LiveResetting(Feature):
         since = [event for event in history[began:] if type(event) is Resetting]
         return [event for event in since if event not in before]
 
-    def _check_not_done(self, began: int, to: ResetTo, error: KeylaneError) -> None:
+    def _check_not_done(self, began: int, ask: ResetGroup, error: KeylaneError) -> None:
         """A reset that was told as not done has asked no broker, unless it is another one that is
         under way: also one whose request the network has brought again.
         """
         asked = self._asked_since(began)
         last_ask = self.world.shelf.last_reset_ask
-        is_another = bool(last_ask) and f'"to":"{to.value}"' not in last_ask
+        is_another = bool(last_ask) and msgspec.json.decode(last_ask, type=ResetGroup) != ask
         if asked and error.reason is not Reason.GROUP_BUSY and not is_another:
             self.problems.append(f"told as not done, and a broker was asked: {asked[0]} {error!r}")
 

@@ -35,6 +35,7 @@ from keylane.protocol.errors import (
     ForeignServerError,
     InternalError,
     InvalidRequestError,
+    KeylaneError,
     MessageTooLargeError,
     NotSentError,
     OutcomeUnknownError,
@@ -644,3 +645,30 @@ async def test_call_is_not_sent_when_no_thread_looks_up_the_name(free_port):
             await network.open_channel(f"localhost:{free_port}", timeout_ms=1_000)
     finally:
         await network.close()
+
+
+SILENT = NotSentError("broker group g1 is silent")
+CREATE = CreateSubject(subject="orders", partitions=1)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "refusal", "fate"),
+    [
+        (endpoints.CREATE_SUBJECT, CREATE, None, Fate.UNKNOWN),
+        (endpoints.CREATE_SUBJECT, CREATE, SILENT, Fate.UNKNOWN),
+        (endpoints.ROUTE, None, None, Fate.NOT_DONE),  # it changes nothing
+    ],
+)
+async def test_refusal_after_a_metaserver_without_an_answer_leaves_open_what_was_done(
+    network, serve, endpoint, body, refusal, fate
+):
+    hanging, refusing = SmallMetaserver(), SmallMetaserver()
+    hanging.wait, refusing.error = asyncio.Event(), refusal
+    servers = [await serve(*each.routes()) for each in (hanging, refusing)]
+    client = MetaClient(network, [each.address for each in servers], timeout_ms=300)
+    with pytest.raises(KeylaneError) as caught:
+        await client.call(endpoint, body, **({} if body else {"subject": "orders"}))
+    hanging.wait.set()
+    assert hanging.asked
+    assert refusing.asked
+    assert caught.value.fate is fate
