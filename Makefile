@@ -25,7 +25,7 @@ UNIT_WORKERS ?= 3
 PARALLEL = $(BIN)/python -m pytest --numprocesses $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo sim proof kills test check lint types unit suite format bench bench-clients bench-small bench-store bench-order bench-hosts bench-spark bench-instructions bench-scheduled bench-copies bench-seeing bench-peers peers-home lowest spark-versions spark-connect examples compared lock wheel docs clean
+.PHONY: help setup demo sim proof kills soak test check lint types unit suite format bench bench-clients bench-small bench-store bench-order bench-hosts bench-spark bench-instructions bench-scheduled bench-copies bench-seeing bench-peers peers-home lowest spark-versions spark-connect examples compared lock wheel docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -112,6 +112,10 @@ proof: $(STAMP) ## the long proof, into docs/PROOF.md (SEEDS=20000 FIRST=4000000
 
 kills: $(STAMP) ## kill the broker at every point, with both indexes (`make test` has a sample; `make proof` runs this)
 	@$(PARALLEL) --whole tests/crash $(ARGS)
+
+# A fifth of a core, so it runs beside other work.
+soak: $(STAMP) ## everything at once for hours: what is lost or out of order, and what grows; prints JSON (SECONDS=7200 ARGS="--folder DIR")
+	@PYTHONPATH=tests $(BIN)/python -m soak.run --seconds $(or $(filter-out 0,$(SECONDS)),7200) $(ARGS)
 
 bench: $(STAMP) ## measure the main path, print JSON
 	@$(BIN)/python benchmarks/main_path.py $(ARGS)
