@@ -19,6 +19,7 @@ MUTANTS ?=
 FIRST ?= 400000000
 WORLD ?= all
 WORKERS ?= 5
+SECONDS ?= 7200
 UNIT_WORKERS ?= 3
 
 # More workers than cores: most tests of real processes wait.  A worker takes a file at a time, long ones first.
@@ -115,7 +116,7 @@ kills: $(STAMP) ## kill the broker at every point, with both indexes (`make test
 
 # A fifth of a core, so it runs beside other work.
 soak: $(STAMP) ## everything at once for hours: what is lost or out of order, and what grows; prints JSON (SECONDS=7200 ARGS="--folder DIR")
-	@PYTHONPATH=tests $(BIN)/python -m soak.run --seconds $(or $(filter-out 0,$(SECONDS)),7200) $(ARGS)
+	@PYTHONPATH=tests $(BIN)/python -m soak.run --seconds $(SECONDS) $(ARGS)
 
 bench: $(STAMP) ## measure the main path, print JSON
 	@$(BIN)/python benchmarks/main_path.py $(ARGS)
