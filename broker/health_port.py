@@ -51,6 +51,7 @@ def follower_routes(
 
     async def health() -> Health:
         reason = "" if follower.is_complete else "the copy is not complete"
-        return Health(program="broker", ready=not reason, reason=reason, details={"follows": True})
+        details = {"follows": True, "copy_id": follower.copy_id}
+        return Health(program="broker", ready=not reason, reason=reason, details=details)
 
     return [*probe_routes(health), metrics_route(metrics)]

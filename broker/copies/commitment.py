@@ -82,7 +82,7 @@ def decide_set(
         log_end: the end of the log that is durable, or is about to be without a further copy.
         written_end: the end of the log with a commit that waits.
         is_late: True if that commit has waited for copies for too long.
-        candidates: the copies that may join.
+        candidates: the copies that may join. Of too many members they are those that stay.
         silent: the copies that have not been heard of for long; others may take their places.
     """
     members = commitment.members
@@ -98,7 +98,9 @@ def decide_set(
     if leaving:
         return members - leaving
     if len(members) >= wanted:
-        by_progress = sorted(members, key=lambda each: -commitment.synced.get(each, -1))
+        by_progress = sorted(
+            members, key=lambda each: (each not in candidates, -commitment.synced.get(each, -1))
+        )
         return frozenset(by_progress[: wanted - 1])
     complete = sorted(
         each

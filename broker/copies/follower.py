@@ -158,7 +158,8 @@ class Follower:
         return -1 if self._log is None else self._log.end
 
     @property
-    def _copy_id(self) -> str:
+    def copy_id(self) -> str:
+        """The id of the copy."""
         return self._new_id if self._copy is None else self._copy.copy_id
 
     @property
@@ -285,7 +286,7 @@ class Follower:
             self._log_no_place("it is not complete")
             return False
         request = TakeOver(
-            copy_id=self._copy_id,
+            copy_id=self.copy_id,
             broker_id=self._origin[0],
             log_end=self._opened_log.whole_end,
         )
@@ -394,7 +395,7 @@ class Follower:
         """
         return Follow(
             self._broker_group,
-            self._copy_id,
+            self.copy_id,
             (self.end if tail is _COMPARED else tail.position) + unsynced_bytes,
             FOLLOW_BYTES_MAX,
             wait_ms,
@@ -452,14 +453,14 @@ class Follower:
         """Give the copy another id: another follower has a folder with this one, of which this
         folder was made, or which was made of it. Raises StorageError.
         """
-        before, self._new_id = self._copy_id, f"{self._rng.getrandbits(128):032x}"
+        before, self._new_id = self.copy_id, f"{self._rng.getrandbits(128):032x}"
         if self._copy is not None:
             self._copy = msgspec.structs.replace(self._copy, copy_id=self._new_id)
             write_copy_file(self._files, self._copy)
         log.warning(
             "another follower has a folder with the id of this copy, %s: this one is copy %s now",
             before,
-            self._copy_id,
+            self.copy_id,
         )
 
     def _store(self, answer: Followed, payload: memoryview) -> None:
@@ -510,7 +511,7 @@ class Follower:
                 copied.end,
             )
         self._copy = CopyFile(
-            copy_id=self._copy_id, broker_group=self._broker_group, complete_at=answer.end
+            copy_id=self.copy_id, broker_group=self._broker_group, complete_at=answer.end
         )
         write_copy_file(self._files, self._copy)
         self._removals.clear()
@@ -540,7 +541,7 @@ class Follower:
             self._no_place = problem
             log.warning(
                 "copy %s does not take the place of the broker of group %s: %s",
-                self._copy_id,
+                self.copy_id,
                 self._broker_group,
                 problem,
             )

@@ -37,7 +37,7 @@ CONSUMER = ConsumerSettings(
 )
 
 
-class Record:
+class LineFile:
     """A file of lines, each written at once, so that a kill loses none."""
 
     def __init__(self, path: str) -> None:
@@ -53,7 +53,7 @@ def body_of(number: int) -> bytes:
 
 
 async def produce(
-    meta: str, name: str, per_second: float, record: Record, ended: asyncio.Event
+    meta: str, name: str, per_second: float, record: LineFile, ended: asyncio.Event
 ) -> None:
     numbers = itertools.count()
     sending: set[asyncio.Task[None]] = set()
@@ -80,7 +80,7 @@ async def produce(
 
 
 async def consume(
-    meta: str, group: str, record: Record, healing: Path, ended: asyncio.Event
+    meta: str, group: str, record: LineFile, healing: Path, ended: asyncio.Event
 ) -> None:
     async def handle(message: Message) -> None:
         number = int(message.value.split(b" ", 1)[0])
@@ -103,9 +103,9 @@ async def main() -> None:
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     if act == "produce":
-        await produce(meta, name, float(rest[0]), Record(rest[1]), ended)
+        await produce(meta, name, float(rest[0]), LineFile(rest[1]), ended)
     else:
-        await consume(meta, name, Record(rest[0]), Path(rest[1]), ended)
+        await consume(meta, name, LineFile(rest[0]), Path(rest[1]), ended)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any
 from soak.clients import GROUPS
 from soak.flatness import GROWTH_MAX, trends
 from soak.records import judge, read_acked, read_handled
-from soak.stage import Program, SoakStage
+from soak.stage import SoakProgram, SoakStage
 from support.postgres import Postgres, running_postgres
 
 SAMPLE_S = 30.0
@@ -122,7 +122,7 @@ def _judged(folder: Path) -> dict[str, Any]:
     }
 
 
-def _used(programs: Iterable[Program]) -> dict[str, Any]:
+def _used(programs: Iterable[SoakProgram]) -> dict[str, Any]:
     """What the programs have used over the second half, and what has grown."""
     found = {program.name: trends(program.samples) for program in programs}
     return {

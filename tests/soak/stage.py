@@ -51,7 +51,7 @@ SETTLED_S = 60.0
 END_S = 60.0
 
 
-class Program:
+class SoakProgram:
     """One process, with its log, which can be ended and started again."""
 
     def __init__(self, name: str, folder: Path, module: str, *arguments: str) -> None:
@@ -124,48 +124,48 @@ class SoakStage:
         self.addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
         self.meta = ",".join(self.addresses.values())
         self.metas = [
-            Program(
+            SoakProgram(
                 *(name, folder, "keylane.metaserver", "--config", str(folder / "metaserver.toml")),
                 *("--data", str(folder / name), "--port", str(port)),
             )
             for name, port in ports.items()
         ]
-        self.hosts: dict[str, list[Program]] = {}
+        self.hosts: dict[str, list[SoakProgram]] = {}
         for group, count in HOSTS.items():
             self.hosts[group] = [self._host(group, number) for number in range(1, count + 1)]
         self.staying = [
             self._producer("p-stays", STAYING_PER_SECOND),
             *(self._consumer(f"c-{group}-stays", group) for group in GROUPS),
         ]
-        self.passing: dict[str, Program] = {}
+        self.passing: dict[str, SoakProgram] = {}
 
-    def _host(self, group: str, number: int) -> Program:
+    def _host(self, group: str, number: int) -> SoakProgram:
         name, port = f"{group}-host{number}", free_port()
         self.addresses[name] = f"127.0.0.1:{port}"
-        return Program(
+        return SoakProgram(
             *(name, self.folder, "keylane.broker", "--config", str(self.folder / "broker.toml")),
             *("--group", group, "--data", str(self.folder / name), "--meta", self.meta),
             *("--port", str(port), "--failover", "true"),
         )
 
-    def _producer(self, name: str, per_second: float) -> Program:
+    def _producer(self, name: str, per_second: float) -> SoakProgram:
         record = str(self.folder / f"{name}.acked")
         arguments = ("produce", self.meta, name, str(per_second), record)
-        return Program(name, self.folder, "soak.clients", *arguments)
+        return SoakProgram(name, self.folder, "soak.clients", *arguments)
 
-    def _consumer(self, name: str, group: str) -> Program:
+    def _consumer(self, name: str, group: str) -> SoakProgram:
         record = str(self.folder / f"{name}.{group}.handled")
         arguments = ("consume", self.meta, group, record, str(self._healing))
-        return Program(name, self.folder, "soak.clients", *arguments)
+        return SoakProgram(name, self.folder, "soak.clients", *arguments)
 
     @property
-    def lasting(self) -> list[Program]:
+    def lasting(self) -> list[SoakProgram]:
         """The programs that run from the beginning to the end, some with interruptions."""
         hosts = itertools.chain.from_iterable(self.hosts.values())
         return [*self.metas, *hosts, *self.staying]
 
     @property
-    def programs(self) -> list[Program]:
+    def programs(self) -> list[SoakProgram]:
         return [*self.lasting, *self.passing.values()]
 
     async def __aenter__(self) -> Self:
@@ -238,7 +238,7 @@ class SoakStage:
         except KeylaneError:
             return False
 
-    async def _serving(self, group: str) -> Program | None:
+    async def _serving(self, group: str) -> SoakProgram | None:
         by_address = {self.addresses[host.name]: host for host in self.hosts[group]}
         for view in (await self.admin.list_brokers()).brokers:
             if view.broker_group == group and view.available:

@@ -32,7 +32,7 @@ async def fetch_report(
         sent_s = time.time()
         text, date = await network.get_text(address, "/metrics", timeout_ms=TIMEOUT_MS)
         midpoint_s = (sent_s + time.time()) / 2
-        health = await _fetch_health(network, address)
+        health = await fetch_health(network, address)
         expires_s, names, digest = await _fetch_certificate(address, tls)
     except KeylaneError as error:
         return ServerReport(
@@ -62,7 +62,7 @@ async def fetch_report(
     )
 
 
-async def _fetch_health(network: HttpNetwork, address: str) -> Health:
+async def fetch_health(network: HttpNetwork, address: str) -> Health:
     """Fetch a server's health. Raises KeylaneError if it does not respond."""
     text, _date = await network.get_text(
         address, READY.path, timeout_ms=TIMEOUT_MS, statuses=(200, 503)

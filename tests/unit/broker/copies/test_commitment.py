@@ -40,6 +40,7 @@ def test_commit_is_covered_when_every_copy_of_both_sets_has_it():
         (("a", "unheard"), 3, False, (), None),
         (("a", "slow"), 2, False, (), ("a",)),
         (("a", "b"), 1, False, (), ()),
+        (("a", "b"), 2, False, ("b",), ("b",)),
     ],
 )
 def test_set_follows_what_is_wanted_and_who_has_everything(
