@@ -176,7 +176,8 @@ def cluster_balance(
     common: CommonOptions,
 ) -> None:
     """
-    Spread the open partitions evenly over the broker groups, for example after one has joined.
+    Spread the open partitions evenly over the broker groups, for example after one has joined, and
+    the broker groups over the hosts that have copies of them.
 
     New messages of a partition go to its new broker group; stored ones stay until retention
     removes them. Ctrl-C ends it at any time, and the next call continues.
