@@ -1748,7 +1748,9 @@ class Admin(LoopBoundClient):
         check_name("broker group", broker_group)
         return await self._metaserver_client.call(endpoints.COPY_SET, group=broker_group)
 
-    async def set_copies(self, broker_group: str, wanted: int) -> CopySet:
+    async def set_copies(
+        self, broker_group: str, wanted: int, *, may_share_machine: bool | None = None
+    ) -> CopySet:
         """
         Set how many data folders a broker group is to have.
 
@@ -1757,12 +1759,17 @@ class Admin(LoopBoundClient):
 
         Args:
             wanted: 1 to 5, with the broker's own folder. With 1, acks wait for no copy.
+            may_share_machine: True lets copies join that are on a machine with the broker or with
+                each other; False lets them leave. By default it stays as it is: False, until it is
+                set.
 
         Raises:
             NotFoundError
         """
         check_name("broker group", broker_group)
-        body = convert_argument(SetCopies, {"wanted": wanted})
+        body = convert_argument(
+            SetCopies, {"wanted": wanted, "may_share_machine": may_share_machine}
+        )
         return await self._metaserver_client.call(endpoints.SET_COPIES, body, group=broker_group)
 
     async def promote_copy(

@@ -35,6 +35,7 @@ from ..rpc.environment import DrawBits
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
+from ..rpc.operating.machine import machine_name
 from ..rpc.operating.metrics import ServerMetrics, access_metrics
 from ..rpc.operating.probes import metrics_route
 from ..rpc.operating.served_network import ServedNetwork
@@ -45,6 +46,7 @@ from ..rpc.threads.worker_thread import WorkerThread
 from .control import BrokerControl, no_quotas
 from .copies.follow_service import FollowService
 from .copies.follower import Follower
+from .copies.placement import Site
 from .copies.set_keeper import SetKeeper
 from .health_port import answering_probes, follower_routes
 from .metrics import (
@@ -345,6 +347,7 @@ async def serving_broker(
             clock=clock,
             rng=rng,
             lag_ms=settings.copy_lag_ms,
+            site=_site_of(settings),
         )
         following.on_report, following.may_be_ahead = keeper.note_report, keeper.may_be_ahead
         keeper.on_copied = registration.note_copied
@@ -364,7 +367,10 @@ async def serving_broker(
             retention=lambda: retention.problem,
             removed_from_ms=retention.removed_from_ms,
             scheduled=scheduler.view,
-            copies=lambda: following.view(keeper.commitment.members or ()),
+            copies=lambda: following.view(
+                keeper.commitment.members or (), keeper.shared_machines()
+            ),
+            site=keeper.site,
             waits_for_copies=lambda: keeper.problem,
             limited=no_quotas if broker_guard is None else broker_guard.guard.limited,
             metaservers=settings.meta,
@@ -406,6 +412,11 @@ async def serving_broker(
             retention.apply_settings,
             registration.is_behind,
         )
+
+
+def _site_of(settings: BrokerSettings) -> Site:
+    """Return where this process runs."""
+    return Site(settings.machine or machine_name(), settings.zone)
 
 
 def _start_loops(
@@ -701,6 +712,7 @@ async def run_follower(
             clock=SystemClock(),
             rng=random.SystemRandom(),
             takes_over=settings.failover,
+            site=_site_of(settings),
         )
         probed = follower_routes(follower, served_network, SystemClock().boot_ns)
         await stack.enter_async_context(answering_probes(settings, served_network, probed))

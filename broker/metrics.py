@@ -454,6 +454,11 @@ async def collect_copy_set(keeper: SetKeeper) -> Iterable[Metric]:
             "How long the group commit that waits for copies has waited; 0 if none waits.",
             {(): keeper.waiting_ms / 1000},
         ),
+        labelled(
+            "keylane_broker_copies_sharing_machine",
+            "Copies on a machine with the broker or with a copy that acks wait for.",
+            {(): len(keeper.shared_machines())},
+        ),
         counter(
             "keylane_broker_set_changes_total",
             "Changes of the set of copies that acks wait for.",

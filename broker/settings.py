@@ -51,6 +51,20 @@ class BrokerSettings(ServingSettings):
             "folder: make it a copy when another has taken its place"
         },
     )
+    machine: str = field(
+        default="",
+        metadata={
+            "doc": "name of the machine that it runs on: acks wait for no two data folders of one "
+            "machine; empty: a name that all processes of a kernel have"
+        },
+    )
+    zone: str = field(
+        default="",
+        metadata={
+            "doc": "name of the zone, such as a rack or a room: acks rather wait for copies in "
+            "other zones"
+        },
+    )
     health_port: int = field(
         default=0,
         metadata={
@@ -192,6 +206,12 @@ def _find_problems(values: Mapping[str, object]) -> list[str]:
             check_name("broker group", values["group"])
         except InvalidRequestError as error:
             problems.append(f"group: {error.message}")
+    for name in ("machine", "zone"):
+        if values.get(name):
+            try:
+                check_name(name, values[name])
+            except InvalidRequestError as error:
+                problems.append(error.message)
     if values.get("health_port", 0) and values.get("health_port") == values.get("port"):
         problems.append("health_port must not be port")
     for name in ("follow", "failover"):

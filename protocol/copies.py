@@ -39,12 +39,16 @@ class CopySet(Struct, frozen=True, kw_only=True):
     """The copy that was promoted last; "" once a broker has asked which copies count since."""
     durable_end: int = 0
     """The end of the durable log, as the broker has said last."""
+    may_share_machine: bool = False
+    """True if an operator has allowed copies on one machine, with the broker or with each other."""
 
 
 class SetCopies(Struct, frozen=True, kw_only=True):
     """Set how many data folders a broker group is to have. The response is its CopySet."""
 
     wanted: CopyCount
+    may_share_machine: bool | None = None
+    """Whether copies on one machine may count; None: as before, at first not."""
 
 
 class ChangeCopySet(Struct, frozen=True, kw_only=True):

@@ -336,6 +336,9 @@ class Follow(Frame, frozen=True, array_like=True, tag=25):
     """How many bytes before `position` are not durable at the copy yet, because it is about to
     store an answer.
     """
+    machine: str = ""
+    """The machine that the follower runs on; "" if it does not say."""
+    zone: str = ""
 
 
 class Challenge(Frame, frozen=True, array_like=True, tag=22):

@@ -15,7 +15,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ from ...protocol.limits import PULL_WAIT_MS_MAX
 from ...rpc.answer_budget import reserve_bytes
 from ...rpc.plane.prompt import Handled
 from ..storage.files import READ_BYTES
+from .placement import NOWHERE, Site
 
 if TYPE_CHECKING:
     from ..store.group_commit import RunBlocking
@@ -68,6 +69,8 @@ class KnownCopy:
     """True if its log was compared with that of this opening, or began in it."""
     followers: list[str] = field(default_factory=list)
     """The names of its followers, the last one at the end."""
+    site: Site = NOWHERE
+    """Where its last follower runs."""
 
 
 class FollowService:
@@ -104,8 +107,10 @@ class FollowService:
         """The last copies that have asked, by id; the last one is at the end."""
         self._waiters: set[asyncio.Future[None]] = set()
         self._is_closed = False
-        self.on_report: Callable[[str, int], None] = lambda _copy_id, _position: None
-        """Called with the id of a copy and the end of its log, if that is part of this log."""
+        self.on_report: Callable[[str, int, Site], None] = lambda *_: None
+        """Called with the id of a copy, the end of its log, if that is part of this log, and where
+        the copy runs.
+        """
         self.may_be_ahead: Callable[[str], bool] = lambda _copy_id: False
         """Returns True for a copy that gets a commit before it is durable, since acks wait for it.
         """
@@ -129,10 +134,22 @@ class FollowService:
         end = self._store.log.written_end
         return {each.copy_id: max(0, end - each.position) for each in self.standings}
 
-    def view(self, in_set: Collection[str]) -> dict[str, object]:
-        """Return, for operators, how far each copy is behind, and whether it is in the set."""
+    def view(
+        self, in_set: Collection[str], shared_machines: Mapping[str, str]
+    ) -> dict[str, object]:
+        """
+        Return, for operators, how far each copy is behind, whether it is in the set, and its place.
+
+        Args:
+            shared_machines: by copy, what is to be said of its machine.
+        """
         return {
-            copy_id: {"bytes_behind": lag, "in_set": copy_id in in_set}
+            copy_id: {
+                "bytes_behind": lag,
+                "in_set": copy_id in in_set,
+                **self._copies[copy_id].site._asdict(),
+                "shared_machine": shared_machines.get(copy_id, ""),
+            }
             for copy_id, lag in sorted(self.lag_bytes().items())
         }
 
@@ -150,6 +167,7 @@ class FollowService:
         self._check(request)
         copy = self._remember(request.copy_id)
         self._check_follower(copy, request.follower)
+        copy.site = Site(request.machine, request.zone)
         position = request.position
         if 0 <= request.tail_start < log.first_position < position:
             return self._answer(log.first_position), b""  # what is to be compared was removed
@@ -192,6 +210,9 @@ class FollowService:
             raise InvalidRequestError(
                 f"the id of a copy has at most {COPY_ID_CHARS_MAX} characters"
             )
+        for kind, name in (("machine", request.machine), ("zone", request.zone)):
+            if name:
+                check_name(kind, name)
         if request.broker_group != self._broker_group:
             raise WrongBrokerError(
                 f"this broker serves group {self._broker_group}, not {request.broker_group}"
@@ -242,7 +263,7 @@ class FollowService:
     def _note(self, copy: KnownCopy, position: int) -> None:
         copy.position, copy.at_ms = position, self._boot_ms()
         if copy.is_compared:
-            self.on_report(copy.copy_id, position)
+            self.on_report(copy.copy_id, position, copy.site)
 
     async def _compare(self, request: Follow) -> None:
         """

@@ -46,6 +46,7 @@ from ..storage.files import Files
 from ..store.group_commit import RunBlocking
 from .copied_log import CopiedLog, Tail
 from .follow_service import FOLLOW_BYTES_MAX
+from .placement import NOWHERE, Site
 
 log = logging.getLogger("keylane.broker")
 
@@ -80,6 +81,7 @@ class Follower:
     Args:
         run_blocking: runs calls that read and write the folder.
         takes_over: True if the copy asks for the place of its broker when it cannot reach it.
+        site: where the follower runs.
     """
 
     def __init__(
@@ -93,7 +95,9 @@ class Follower:
         clock: Clock,
         rng: random.Random,
         takes_over: bool = False,
+        site: Site = NOWHERE,
     ) -> None:
+        self._site = site
         self._files = files
         self._broker_group = broker_group
         self._meta = meta
@@ -340,6 +344,7 @@ class Follower:
             tail.crc,
             self._name,
             unsynced_bytes,
+            *self._site,
         )
 
     async def _ask(self, broker: BrokerClient, request: Follow) -> tuple[Followed, memoryview]:

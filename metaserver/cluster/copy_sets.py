@@ -38,12 +38,16 @@ def read_copy_set(connection: Connection, broker_group: str) -> CopySet:
 
 
 def set_copies(connection: Connection, broker_group: str, request: SetCopies) -> CopySet:
-    """Set how many data folders a broker group is to have. Raises NotFoundError."""
+    """Set how many data folders a broker group is to have, and where. Raises NotFoundError."""
     _lock_broker(connection, broker_group)
     stored = _read(connection, broker_group)
-    if stored.wanted == request.wanted:
-        return stored
-    return _store(connection, broker_group, replace(stored, wanted=request.wanted))
+    may_share = request.may_share_machine
+    changed = replace(
+        stored,
+        wanted=request.wanted,
+        may_share_machine=stored.may_share_machine if may_share is None else may_share,
+    )
+    return stored if changed == stored else _store(connection, broker_group, changed)
 
 
 def change_copy_set(connection: Connection, broker_group: str, request: ChangeCopySet) -> CopySet:
@@ -176,6 +180,7 @@ def _read(connection: Connection, broker_group: str) -> CopySet:
         version=row.version,
         promoted=row.promoted,
         durable_end=row.durable_end,
+        may_share_machine=row.may_share_machine,
     )
 
 
@@ -194,5 +199,6 @@ def _write(connection: Connection, broker_group: str, stored: CopySet) -> None:
         "version": stored.version,
         "promoted": stored.promoted,
         "durable_end": stored.durable_end,
+        "may_share_machine": stored.may_share_machine,
     }
     insert_or_replace(connection, copy_sets, [values])

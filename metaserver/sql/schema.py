@@ -175,6 +175,13 @@ copy_sets = Table(
         comment="copy that was promoted last, until a broker serves again",
     ),
     Column("durable_end", BigInteger, nullable=False, comment="end of the durable log, in bytes"),
+    Column(
+        "may_share_machine",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="copies on one machine may count",
+    ),
     comment="copies of broker groups",
 )
 

@@ -169,7 +169,20 @@ read over a field that comes last.
 """
 FRAMES_SINCE_0_3: list[tuple[int, frames.Request | frames.Answer]] = [
     (1, frames.Appended(-1, "fsync", True, 3)),
-    (25, frames.Follow("g1", "0123456789abcdef", 2**40, 3 << 20, 10_000, 2**40 - 4096, 0xFEDCBA98)),
+    (
+        25,
+        frames.Follow(
+            "g1",
+            "0123456789abcdef",
+            2**40,
+            3 << 20,
+            10_000,
+            2**40 - 4096,
+            0xFEDCBA98,
+            machine="m1",
+            zone="a",
+        ),
+    ),
     (87, frames.Followed("0123456789abcdef", "fedcba98", 2**40, 2**30, 2**30, 2**39)),
 ]
 

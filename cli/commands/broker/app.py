@@ -225,6 +225,13 @@ def broker_copies(
         int | None,
         Option(min=1, max=5, help="How many data folders there are to be, the broker's own too."),
     ] = None,
+    allow_one_machine: Annotated[
+        bool | None,
+        Option(
+            "--allow-one-machine/--no-allow-one-machine",
+            help="Let copies count that are on one machine, with the broker or with each other.",
+        ),
+    ] = None,
     common: CommonOptions,
 ) -> None:
     """
@@ -235,7 +242,7 @@ def broker_copies(
     """
     from .copies import show_copies
 
-    common.run(show_copies, group=group, wanted=wanted)
+    common.run(show_copies, group=group, wanted=wanted, allow_one_machine=allow_one_machine)
 
 
 KindOption = Annotated[str, Option(help="Kind of the index: file or rocksdb.")]

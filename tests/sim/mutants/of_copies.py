@@ -12,6 +12,7 @@ from keylane.broker.copies.commitment import Commitment
 from keylane.broker.copies.copied_log import CopiedLog
 from keylane.broker.copies.follow_service import FollowService
 from keylane.broker.copies.follower import Follower
+from keylane.broker.copies.placement import NOWHERE
 from keylane.broker.copies.set_keeper import SetKeeper
 from keylane.broker.offline import promotion
 from keylane.broker.storage.files import AppendFile, replace_file
@@ -196,7 +197,7 @@ def reports_count_before_a_comparison(patches: Patches) -> None:
     async def follow(self: Any, request: Any, payload: memoryview) -> Any:
         if request.position >= 0:
             self._remember(request.copy_id).is_compared = True
-            self.on_report(request.copy_id, request.position)
+            self.on_report(request.copy_id, request.position, NOWHERE)
         return await real(self, request, payload)
 
     real = patches.set(FollowService, "follow", follow)

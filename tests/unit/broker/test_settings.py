@@ -16,12 +16,22 @@ def test_settings_report_every_problem_at_once():
     """Wrong types, unknown names and impossible values are listed in one error."""
     with pytest.raises(ConfigError) as caught:
         broker_settings(
-            {"group": "../x", "port": 70000, "colour": "red", "host": 3, "meta": "nowhere"}
+            {
+                "group": "../x",
+                "port": 70000,
+                "colour": "red",
+                "host": 3,
+                "meta": "nowhere",
+                "machine": "a b",
+                "zone": "-",
+            }
         )
 
     text = caught.value.message
     for part in (
         "group:",
+        "kind=machine, name='a b'",
+        "kind=zone, name='-'",
         "port must",
         "colour: no such",
         "host must",
@@ -29,7 +39,7 @@ def test_settings_report_every_problem_at_once():
         "data is missing",
     ):
         assert part in text
-    assert caught.value.problems == 6
+    assert caught.value.problems == 8
 
 
 def test_flags_win_over_the_file(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from keylane.broker.copies import set_keeper
+from keylane.broker.copies.placement import Site
 from keylane.broker.copies.set_keeper import AWAY_MS, IDLE_POLL_MS, POLL_MS, REMEMBERED_MAX
 from keylane.broker.storage.data_folder import has_copies
 from keylane.protocol.copies import CopySet
@@ -309,3 +310,31 @@ async def test_copies_that_reported_long_ago_are_forgotten_unless_they_count(kep
     assert len(synced) == REMEMBERED_MAX
     assert {COPY_ID, f"{REMEMBERED_MAX + 9:032}"} < synced.keys()
     assert f"{0:032}" not in synced
+
+
+async def test_copy_on_the_machine_of_the_broker_counts_only_when_that_is_allowed(
+    kept: KeptSet, caplog: pytest.LogCaptureFixture
+):
+    """It is told once what is wrong, and again when it counts all the same."""
+    kept.keeper.site = Site("m1")
+    end = kept.desk.store.log.written_end
+    with caplog.at_level("WARNING", "keylane.broker"):
+        kept.keeper.note_report(COPY_ID, end, Site("m1"))
+        await eventually(lambda: kept.stored.members == ())
+        await eventually(lambda: kept.keeper.stored == kept.stored)
+        assert kept.keeper.shared_machines() == {
+            COPY_ID: f"the copy {COPY_ID} is on the same machine as the broker (m1), so acks do "
+            "not wait for it"
+        }
+        kept.clock.advance(AWAY_MS)
+        kept.keeper.note_report(COPY_ID, end, Site("m1"))
+        await asyncio.sleep(0.3)
+        assert kept.stored.members == ()
+        kept.stored = replace(kept.stored, may_share_machine=True)
+        kept.clock.advance(POLL_MS)
+        kept.keeper.note_report(COPY_ID, end, Site("m1"))
+        await eventually(lambda: kept.stored.members == (COPY_ID,))
+    told = [each.getMessage() for each in caplog.records if "same machine" in each.getMessage()]
+    assert len(told) == 2
+    assert told[0].endswith("so acks do not wait for it")
+    assert told[1].endswith("both may be lost at once, and that is allowed")
