@@ -44,6 +44,8 @@ from ..rpc.race import Race
 from ..rpc.server import ControlRoute, Server, document_route, front_route
 from ..rpc.threads.worker_thread import WorkerThread
 from .control import BrokerControl, no_quotas
+from .copies.copied_batches import CopiedBatches
+from .copies.copy_reads import CopyReads
 from .copies.follow_service import FollowService
 from .copies.follower import Follower
 from .copies.placement import Site
@@ -714,8 +716,15 @@ async def run_follower(
             takes_over=settings.failover,
             site=_site_of(settings),
         )
-        probed = follower_routes(follower, served_network, SystemClock().boot_ns)
-        await stack.enter_async_context(answering_probes(settings, served_network, probed))
+        metrics = ServerMetrics("broker", SystemClock().boot_ns)
+        metrics.add(served_network.collect)
+        routes = follower_routes(follower, metrics)
+        if settings.serve_reads:
+            reads = await _serve_reads(stack, files, settings, follower, metrics)
+            server = _run_server(settings, served_network, routes, reads, metrics, None)
+            follower.reads_at = await stack.enter_async_context(server)
+        else:
+            await stack.enter_async_context(answering_probes(settings, served_network, routes))
         async with Race() as race:
             following = race.start(follower.run())
             race.start(stop.wait())
@@ -725,6 +734,30 @@ async def run_follower(
             following.result()
         await write(promote_folder, files)
         return True
+
+
+async def _serve_reads(
+    stack: contextlib.AsyncExitStack,
+    files: Files,
+    settings: BrokerSettings,
+    follower: Follower,
+    metrics: ServerMetrics,
+) -> CopyReads:
+    """Return what answers the reads of a copy. `stack` closes it."""
+    run_index = _thread_pool(stack, 1, "index")
+    batches = CopiedBatches(files, settings.index)
+    reads = CopyReads(
+        batches,
+        lambda: follower.durable,
+        broker_group=settings.group,
+        run_read=_thread_pool(stack, settings.reader_threads, "read"),
+        run_index=run_index,
+        clock=SystemClock(),
+    )
+    metrics.add(reads.collect)
+    stack.push_async_callback(run_index, batches.close)
+    _start_loops(stack, [reads.run()])
+    return reads
 
 
 async def run_broker(

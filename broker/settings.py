@@ -44,6 +44,12 @@ class BrokerSettings(ServingSettings):
             "doc": "keep the data folder a copy of that of the group's broker, and serve nothing"
         },
     )
+    serve_reads: bool = field(
+        default=False,
+        metadata={
+            "doc": "while it follows: answer reads of clients that ask copies, at its host and port"
+        },
+    )
     failover: bool = field(
         default=False,
         metadata={
@@ -214,7 +220,7 @@ def _find_problems(values: Mapping[str, object]) -> list[str]:
                 problems.append(error.message)
     if values.get("health_port", 0) and values.get("health_port") == values.get("port"):
         problems.append("health_port must not be port")
-    for name in ("follow", "failover"):
+    for name in ("follow", "failover", "serve_reads"):
         if not isinstance(values.get(name, False), bool):
             problems.append(f"{name} must be true or false")
     data = values.get("data", Path())

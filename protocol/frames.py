@@ -339,6 +339,8 @@ class Follow(Frame, frozen=True, array_like=True, tag=25):
     machine: str = ""
     """The machine that the follower runs on; "" if it does not say."""
     zone: str = ""
+    reads_at: str = ""
+    """The address at which the follower answers `Read`; "" if it does not."""
 
 
 class Challenge(Frame, frozen=True, array_like=True, tag=22):

@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING
 
 import crc32c
 
+from ...protocol.address import parse_address
 from ...protocol.clock import Clock
 from ...protocol.copies import COPY_ID_CHARS_MAX
 from ...protocol.errors import (
+    ConfigError,
     CorruptLogError,
     FolderRefusedError,
     InvalidRequestError,
@@ -71,6 +73,8 @@ class KnownCopy:
     """The names of its followers, the last one at the end."""
     site: Site = NOWHERE
     """Where its last follower runs."""
+    reads_at: str = ""
+    """The address at which it answers reads; "" if it does not."""
 
 
 class FollowService:
@@ -149,6 +153,7 @@ class FollowService:
                 "in_set": copy_id in in_set,
                 **self._copies[copy_id].site._asdict(),
                 "shared_machine": shared_machines.get(copy_id, ""),
+                "reads_at": self._copies[copy_id].reads_at,
             }
             for copy_id, lag in sorted(self.lag_bytes().items())
         }
@@ -167,7 +172,7 @@ class FollowService:
         self._check(request)
         copy = self._remember(request.copy_id)
         self._check_follower(copy, request.follower)
-        copy.site = Site(request.machine, request.zone)
+        copy.site, copy.reads_at = Site(request.machine, request.zone), request.reads_at
         position = request.position
         if 0 <= request.tail_start < log.first_position < position:
             return self._answer(log.first_position), b""  # what is to be compared was removed
@@ -213,6 +218,11 @@ class FollowService:
         for kind, name in (("machine", request.machine), ("zone", request.zone)):
             if name:
                 check_name(kind, name)
+        if request.reads_at:
+            try:
+                parse_address(request.reads_at)
+            except ConfigError as error:
+                raise InvalidRequestError(error.message) from None
         if request.broker_group != self._broker_group:
             raise WrongBrokerError(
                 f"this broker serves group {self._broker_group}, not {request.broker_group}"

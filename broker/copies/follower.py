@@ -112,6 +112,10 @@ class Follower:
         self._failures = LogFilter()
         self._copy: CopyFile | None = None
         self._log: CopiedLog | None = None
+        self.reads_at = ""
+        """The address at which the copy answers reads; "" if it answers none."""
+        self.durable: tuple[tuple[int, ...], int] = (), -1
+        """Where the segments of the copy begin, and the end of what no promotion cuts away."""
         self._origin = "", ""
         """The broker's id and opening, as they are written in the folder; "" if they are not."""
         self._broker_first = -1
@@ -158,6 +162,7 @@ class Follower:
             StorageError: the folder cannot be written to.
         """
         await self._run_blocking(self._open)
+        self._note_served()
         pauses = WAITS.pauses(self._rng)
         try:
             while True:
@@ -229,7 +234,14 @@ class Follower:
         await self._run_blocking(self._store, answer, payload)
         if begins:
             await self._compare_next()
+        else:
+            self._durable_end = max(self._durable_end, min(answer.end, self.end))
+        self._note_served()
         self._log_progress()
+
+    def _note_served(self) -> None:
+        copied = self._opened_log
+        self.durable = copied.bases, min(self._durable_end, copied.whole_end)
 
     async def _compare_next(self) -> None:
         """Let the broker compare the end of the copy with its own log at the next request."""
@@ -345,6 +357,7 @@ class Follower:
             self._name,
             unsynced_bytes,
             *self._site,
+            self.reads_at,
         )
 
     async def _ask(self, broker: BrokerClient, request: Follow) -> tuple[Followed, memoryview]:

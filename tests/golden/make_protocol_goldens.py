@@ -180,6 +180,7 @@ FRAMES_SINCE_0_3: list[tuple[int, frames.Request | frames.Answer]] = [
             2**40 - 4096,
             0xFEDCBA98,
             machine="m1",
+            reads_at="10.0.0.1:7101",
             zone="a",
         ),
     ),

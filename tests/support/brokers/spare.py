@@ -23,6 +23,10 @@ class Spare:
     def start(self) -> None:
         self._process = ServerProcess("keylane.broker", self._arguments)
 
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def kill(self) -> None:
         """Kill it with SIGKILL."""
         process, self._process = self._process, None

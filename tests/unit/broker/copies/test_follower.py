@@ -632,7 +632,13 @@ async def test_operators_see_how_far_a_copy_is_behind():
     end = broker.store.log.end
     request = Follow("g1", COPY_ID, end - 96, 100, 0, machine="m1", zone="a")
     await broker.service.follow(request, memoryview(b""))
-    expected = {"bytes_behind": 96, "machine": "m1", "zone": "a", "shared_machine": ""}
+    expected = {
+        "bytes_behind": 96,
+        "machine": "m1",
+        "zone": "a",
+        "shared_machine": "",
+        "reads_at": "",
+    }
     assert broker.service.view({COPY_ID}, {}) == {COPY_ID: {**expected, "in_set": True}}
     shared = {COPY_ID: "it is on the machine of the broker"}
     expected["shared_machine"] = shared[COPY_ID]
