@@ -12,7 +12,7 @@ from ..protocol.errors import ConfigError, InvalidRequestError
 from ..protocol.ids import check_name
 from ..protocol.limits import BATCH_BYTES_MAX, CONNECTIONS_MAX, HTTP_CONNECTIONS_MAX
 from ..protocol.settings import check_no_problems, cluster_problems, field_values, range_problems
-from ..rpc.access.settings import access_problems
+from ..rpc.access.settings import access_problems, is_access_on
 from ..rpc.operating.log_lines import log_problems
 from ..rpc.settings import SettingSources
 from ..rpc.tls.settings import RELOADED_TLS, ServingSettings, serving_problems
@@ -236,6 +236,9 @@ def _find_problems(values: Mapping[str, object]) -> list[str]:
         problems.append(f"index must be {' or '.join(INDEX_KINDS)}, not {values['index']!r:.40}")
     problems += cluster_problems(values) + serving_problems(values)
     problems += access_problems(values, ("token_file",))
+    access, host = values.get("access", "auto"), values.get("host", "127.0.0.1")
+    if values.get("serve_reads") is True and is_access_on(access, host):
+        problems.append("serve_reads needs access = off: a copy does not know who may read what")
     return problems + log_problems(values)
 
 

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from keylane import Producer, Reader
 from keylane.admin import Admin
 from keylane.rpc.http_network import HttpNetwork
+from keylane.spark.source import KeylaneSource
 from support.brokers.broker_process import BrokerProcess
 from support.brokers.spare import Spare
 from support.cluster import Cluster
@@ -158,3 +159,29 @@ async def test_copy_serves_reads_again_when_its_follower_was_killed(
             assert sorted([int(each.value) async for each in reader]) == list(range(3 * COUNT))
     finally:
         await asyncio.to_thread(broker.end)
+
+
+async def test_broker_reads_nothing_for_spark_when_its_copy_has_everything(
+    cluster: Cluster, serving: Spare
+) -> None:
+    await cluster.create(SUBJECT, partitions=3)
+    serving.start()
+    await send(cluster.meta, range(COUNT))
+    broker, copy = await until_copied(cluster.meta)
+
+    def read(**options: str) -> list[int]:
+        source = KeylaneSource({"meta": cluster.meta, "subject": SUBJECT, **options})
+        reader = source.reader(source.schema())
+        batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+        return sorted(int(value.as_py()) for batch in batches for value in batch.column("value"))
+
+    before = await reads_of(broker), await figure(copy, "keylane_copy_read_bytes_total")
+    assert await asyncio.to_thread(read, fromCopies="true") == list(range(COUNT))
+    assert await reads_of(broker) == before[0]
+    assert await figure(copy, "keylane_copy_read_bytes_total") > before[1]
+    await asyncio.to_thread(serving.kill)
+    assert await asyncio.to_thread(read, fromCopies="true") == list(range(COUNT))
+    after = await reads_of(broker)
+    assert after > before[0]
+    assert await asyncio.to_thread(read) == list(range(COUNT))
+    assert await reads_of(broker) > after, "it is asked where the option is off"

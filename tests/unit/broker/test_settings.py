@@ -79,3 +79,20 @@ def test_values_out_of_range_are_refused(change):
     values = {"group": "g1", "data": Path("d"), "meta": ("127.0.0.1:7000",)} | change
     with pytest.raises(ConfigError):
         BrokerSettings(**values)
+
+
+@pytest.mark.parametrize(
+    ("more", "is_refused"),
+    [
+        ({}, False),
+        ({"access": "on", "token_file": "token"}, True),
+        ({"access": "off", "host": "10.0.0.1", "insecure_network": True}, False),
+    ],
+)
+def test_copy_serves_reads_only_where_nobody_needs_a_right(more, is_refused):
+    given = {**GOOD, "follow": True, "serve_reads": True, **more}
+    if not is_refused:
+        assert broker_settings(given).serve_reads
+        return
+    with pytest.raises(ConfigError, match="serve_reads needs access = off"):
+        broker_settings(given)
