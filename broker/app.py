@@ -54,6 +54,7 @@ from .health_port import answering_probes, follower_routes
 from .metrics import (
     BrokerMetrics,
     collect_copies,
+    collect_copy_reads,
     collect_copy_set,
     collect_scheduled,
     expire_series_loop,
@@ -754,7 +755,7 @@ async def _serve_reads(
         run_index=run_index,
         clock=SystemClock(),
     )
-    metrics.add(reads.collect)
+    metrics.add(partial(collect_copy_reads, reads))
     stack.push_async_callback(run_index, batches.close)
     _start_loops(stack, [reads.run()])
     return reads

@@ -33,6 +33,7 @@ from .store.traffic import OTHER, Flow, GroupFlow
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
+    from .copies.copy_reads import CopyReads
     from .copies.set_keeper import SetKeeper
     from .scheduled.scheduler import Scheduler
 
@@ -431,6 +432,12 @@ async def collect_copies(lag_bytes: Callable[[], Mapping[str, int]]) -> Iterable
     lags: dict[Labels, float] = {(("copy", copy_id),): lag for copy_id, lag in lag_bytes().items()}
     text = "Bytes of the commit log that a copy does not have yet."
     return [labelled("keylane_broker_copy_lag_bytes", text, lags)]
+
+
+async def collect_copy_reads(reads: CopyReads) -> Iterable[Metric]:
+    """Return what clients have read from the copy of a follower."""
+    text = "Bytes of messages that clients have read from this copy."
+    return [counter("keylane_copy_read_bytes_total", text, reads.bytes_read)]
 
 
 async def collect_copy_set(keeper: SetKeeper) -> Iterable[Metric]:

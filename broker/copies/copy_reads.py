@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
-
-from prometheus_client import Metric
+from collections.abc import Callable, Sequence
 
 from ...protocol.clock import Clock
 from ...protocol.errors import (
@@ -24,7 +22,6 @@ from ...protocol.ids import check_offset
 from ...protocol.limits import PULL_BYTES_MAX
 from ...protocol.log_filter import LogFilter
 from ...rpc.answer_budget import reserve_bytes
-from ...rpc.operating.metrics import counter
 from ...rpc.plane.prompt import Handled, PromptCall
 from ..store.group_commit import RunBlocking
 from .copied_batches import CopiedBatches
@@ -64,7 +61,8 @@ class CopyReads:
         self._run_index = run_index
         self._boot_ms = clock.boot_ms
         self._failures = LogFilter()
-        self._bytes_read = 0
+        self.bytes_read = 0
+        """The bytes of messages that clients have read."""
 
     async def run(self) -> None:
         """Keep the index up to date until cancelled."""
@@ -101,14 +99,9 @@ class CopyReads:
         answer, data = await self._run_read(
             self._batches.read, request.partition_id, request.offset, bytes_max
         )
-        self._bytes_read += len(data)
+        self.bytes_read += len(data)
         return answer, data
 
     def begin(self, _request: Request, _payload: memoryview, _call: PromptCall) -> bool:
         """See `DataService`."""
         return False
-
-    async def collect(self) -> Iterable[Metric]:
-        """Return the metrics of reads."""
-        text = "Bytes of messages that clients have read from this copy."
-        return [counter("keylane_copy_read_bytes_total", text, self._bytes_read)]

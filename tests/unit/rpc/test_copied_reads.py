@@ -16,7 +16,7 @@ from keylane.rpc.copied_reads import REFRESH_MS, SILENT_MS, CopiedReads
 READ = Read(1, 0, 100)
 
 
-class Cluster:
+class ScriptedCopies:
     """A broker `b` and its copies, whose answers a test chooses."""
 
     def __init__(self) -> None:
@@ -62,55 +62,55 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster() -> Cluster:
-    return Cluster()
+def scripted() -> ScriptedCopies:
+    return ScriptedCopies()
 
 
-async def test_copy_is_asked_in_place_of_its_broker(cluster: Cluster):
+async def test_copy_is_asked_in_place_of_its_broker(scripted: ScriptedCopies):
     """Reads at the same time wait for one look-up."""
-    answers = await asyncio.gather(*(cluster.read() for _ in range(5)))
+    answers = await asyncio.gather(*(scripted.read() for _ in range(5)))
     assert {who for who, _ in answers} == {"c1"}
-    assert cluster.healths == 1
-    cluster.copies = {}
-    assert (await cluster.read())[0] == "c1"
-    cluster.now_ms = REFRESH_MS
-    assert await cluster.read() == ("b", ["b"])
+    assert scripted.healths == 1
+    scripted.copies = {}
+    assert (await scripted.read())[0] == "c1"
+    scripted.now_ms = REFRESH_MS
+    assert await scripted.read() == ("b", ["b"])
 
 
-async def test_next_one_is_asked_when_a_copy_does_not_have_an_offset(cluster: Cluster):
-    cluster.errors["c1"] = WrongBrokerError("the copy does not have it")
-    assert await cluster.read() == ("c2", ["c1", "c2"])
-    cluster.empty.add("c2")
-    assert await cluster.read() == ("b", ["c1", "c2", "b"])
+async def test_next_one_is_asked_when_a_copy_does_not_have_an_offset(scripted: ScriptedCopies):
+    scripted.errors["c1"] = WrongBrokerError("the copy does not have it")
+    assert await scripted.read() == ("c2", ["c1", "c2"])
+    scripted.empty.add("c2")
+    assert await scripted.read() == ("b", ["c1", "c2", "b"])
 
 
 async def test_copy_that_is_silent_is_left_alone_for_a_while(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    scripted: ScriptedCopies, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(copied_reads, "CALL_TIMEOUT_S", 0.01)
-    cluster.errors["c1"] = NotSentError("it refuses connections")
-    cluster.hanging.add("c2")
-    assert await cluster.read() == ("b", ["c1", "c2", "b"])
-    assert await cluster.read() == ("b", ["b"])
-    cluster.now_ms = SILENT_MS
-    del cluster.errors["c1"]
-    assert await cluster.read() == ("c1", ["c1"])
+    scripted.errors["c1"] = NotSentError("it refuses connections")
+    scripted.hanging.add("c2")
+    assert await scripted.read() == ("b", ["c1", "c2", "b"])
+    assert await scripted.read() == ("b", ["b"])
+    scripted.now_ms = SILENT_MS
+    del scripted.errors["c1"]
+    assert await scripted.read() == ("c1", ["c1"])
 
 
-async def test_broker_is_asked_when_it_does_not_say_where_its_copies_are(cluster: Cluster):
-    cluster.health_error = NotSentError("it is busy")
-    assert await cluster.read() == ("b", ["b"])
-    cluster.health_error = None
-    assert await cluster.read() == ("b", ["b"])
-    cluster.now_ms = REFRESH_MS
-    assert (await cluster.read())[0] == "c1"
-    cluster.health_error = NotSentError("it is busy")
-    cluster.now_ms = 2 * REFRESH_MS
-    assert (await cluster.read())[0] == "c1", "those that it has named before"
+async def test_broker_is_asked_when_it_does_not_say_where_its_copies_are(scripted: ScriptedCopies):
+    scripted.health_error = NotSentError("it is busy")
+    assert await scripted.read() == ("b", ["b"])
+    scripted.health_error = None
+    assert await scripted.read() == ("b", ["b"])
+    scripted.now_ms = REFRESH_MS
+    assert (await scripted.read())[0] == "c1"
+    scripted.health_error = NotSentError("it is busy")
+    scripted.now_ms = 2 * REFRESH_MS
+    assert (await scripted.read())[0] == "c1", "those that it has named before"
 
 
-async def test_error_of_the_broker_is_raised(cluster: Cluster):
-    cluster.copies = {}
-    cluster.errors["b"] = NotSentError("it refuses connections")
+async def test_error_of_the_broker_is_raised(scripted: ScriptedCopies):
+    scripted.copies = {}
+    scripted.errors["b"] = NotSentError("it refuses connections")
     with pytest.raises(NotSentError):
-        await cluster.read()
+        await scripted.read()

@@ -10,6 +10,7 @@ import pytest
 from keylane.broker.copies import copied_batches
 from keylane.broker.copies.copied_batches import CopiedBatches
 from keylane.broker.copies.copy_reads import CopyReads
+from keylane.broker.metrics import collect_copy_reads
 from keylane.broker.storage.files import Files
 from keylane.broker.storage.log.commit_log import segment_path
 from keylane.broker.storage.log.log_reader import read_segment_headers
@@ -31,7 +32,7 @@ BYTES_MAX = 600
 """A few batches."""
 
 
-class Copied:
+class CopiedFolder:
     """A broker's log with messages of two partitions in turn, and the folder of a copy of it."""
 
     def __init__(self) -> None:
@@ -78,8 +79,8 @@ class Copied:
 
 
 @pytest.fixture
-async def copied() -> Copied:
-    copied = Copied()
+async def copied() -> CopiedFolder:
+    copied = CopiedFolder()
     await copied.desk.host(1)
     await copied.desk.host(2)
     await copied.send(COUNT)
@@ -91,7 +92,7 @@ def advance(batches: CopiedBatches, bases: Sequence[int], end: int) -> None:
         pass
 
 
-def record_ends(files: Files, copied: Copied) -> list[int]:
+def record_ends(files: Files, copied: CopiedFolder) -> list[int]:
     return [
         header.position + header.length
         for base in copied.bases
@@ -101,7 +102,7 @@ def record_ends(files: Files, copied: Copied) -> list[int]:
 
 @pytest.mark.parametrize("step_bytes", [400, 5_000, 1 << 20])
 async def test_copy_answers_what_its_broker_answers(
-    copied: Copied, monkeypatch: pytest.MonkeyPatch, step_bytes: int
+    copied: CopiedFolder, monkeypatch: pytest.MonkeyPatch, step_bytes: int
 ):
     """However much of the log is indexed at once."""
     monkeypatch.setattr(copied_batches, "STEP_BYTES", step_bytes)
@@ -113,7 +114,7 @@ async def test_copy_answers_what_its_broker_answers(
     await copied.check_equal(batches, upto=COUNT)
 
 
-async def test_copy_serves_nothing_above_what_is_durable_at_the_broker(copied: Copied):
+async def test_copy_serves_nothing_above_what_is_durable_at_the_broker(copied: CopiedFolder):
     """The folder has it already."""
     folder = copied.folder()
     batches = CopiedBatches(folder, "file")
@@ -136,7 +137,7 @@ async def test_copy_serves_nothing_above_what_is_durable_at_the_broker(copied: C
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
-async def test_copy_goes_on_with_its_index_after_a_restart(copied: Copied, is_closed: bool):
+async def test_copy_goes_on_with_its_index_after_a_restart(copied: CopiedFolder, is_closed: bool):
     """Also if it was killed, or has cut its log since, which is never below what was served."""
     folder = copied.folder()
     batches = CopiedBatches(folder, "file")
@@ -153,7 +154,7 @@ async def test_copy_goes_on_with_its_index_after_a_restart(copied: Copied, is_cl
     await copied.check_equal(batches, upto=COUNT + COUNT)
 
 
-async def test_copy_serves_no_offset_that_was_removed_with_its_segment(copied: Copied):
+async def test_copy_serves_no_offset_that_was_removed_with_its_segment(copied: CopiedFolder):
     batches = CopiedBatches(copied.folder(), "file")
     advance(batches, copied.bases, copied.end)
     kept = copied.bases[2:]
@@ -165,7 +166,7 @@ async def test_copy_serves_no_offset_that_was_removed_with_its_segment(copied: C
     assert batches.read(1, first, BYTES_MAX)[0].first_offset == first
 
 
-async def test_index_begins_anew_when_the_copy_does(copied: Copied):
+async def test_index_begins_anew_when_the_copy_does(copied: CopiedFolder):
     """The broker has removed what would have come next."""
     folder = copied.folder()
     batches = CopiedBatches(folder, "file")
@@ -178,7 +179,7 @@ async def test_index_begins_anew_when_the_copy_does(copied: Copied):
     assert data == (await copied.desk.ask(Read(1, first, BYTES_MAX)))[1][: len(data)]
 
 
-async def test_damaged_message_is_not_served(copied: Copied):
+async def test_damaged_message_is_not_served(copied: CopiedFolder):
     """Those behind it are; a client asks the broker for it."""
     folder = copied.folder()
     position = record_ends(folder, copied)[60]
@@ -204,7 +205,7 @@ async def test_damaged_message_is_not_served(copied: Copied):
 class Served:
     """The reads of a copy."""
 
-    def __init__(self, copied: Copied) -> None:
+    def __init__(self, copied: CopiedFolder) -> None:
         self.durable: tuple[Sequence[int], int] = (), -1
         self.batches = CopiedBatches(copied.folder(), "file")
         self.reads = CopyReads(
@@ -217,7 +218,7 @@ class Served:
         )
 
 
-async def test_copy_answers_reads_and_refuses_everything_else(copied: Copied):
+async def test_copy_answers_reads_and_refuses_everything_else(copied: CopiedFolder):
     served = Served(copied)
     task = asyncio.ensure_future(served.reads.run())
     read = Read(1, 0, BYTES_MAX)
@@ -232,7 +233,7 @@ async def test_copy_answers_reads_and_refuses_everything_else(copied: Copied):
     for wrong in (Read(1, -1, 100), Read(1, 0, 0)):
         with pytest.raises(InvalidRequestError):
             await served.reads.handle(wrong, memoryview(b""))
-    [metric] = await served.reads.collect()
+    [metric] = await collect_copy_reads(served.reads)
     assert metric.samples[0].value == len(data)
     task.cancel()
     await asyncio.wait((task,))
