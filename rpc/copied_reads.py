@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 
-from ..protocol.errors import KeylaneError, RefusedError
+from ..protocol.errors import KeylaneError, UnreachableError
 from ..protocol.frames import Answer, Read
 from .client import BrokerClient
 
@@ -51,10 +51,10 @@ class CopiedReads:
             try:
                 async with asyncio.timeout(CALL_TIMEOUT_S):
                     answer, payload = await self._broker_at(address).call(request)
-            except RefusedError:
-                continue
-            except (KeylaneError, TimeoutError):
+            except (UnreachableError, TimeoutError):
                 self._silent_until_ms[address] = self._now_ms() + SILENT_MS
+                continue
+            except KeylaneError:  # it does not have the offset, or has it damaged
                 continue
             if payload:
                 return answer, payload

@@ -6,8 +6,8 @@
 
 Invariants
     The index has only what no promotion cuts away.
-    It is derived: it is begun anew where it does not fit to the log, and by a promotion.
-    One thread calls `advance`, `begin_anew` and `close`; many may call `read`.
+    It is derived: it is begun anew where it does not fit the log, and by a promotion.
+    One thread calls `advance` and `close`; many may call `read`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ...protocol.errors import WrongBrokerError
+from ...protocol.errors import CorruptLogError, WrongBrokerError
 from ...protocol.frames import Batches
 from ..storage.files import Files
 from ..storage.index.interface import ConsumeQueues
@@ -57,15 +57,23 @@ class CopiedBatches:
             True if more is left before `end`.
 
         Raises:
-            StorageError, CorruptLogError, CorruptIndexError
+            StorageError: the next call goes on, or begins anew if the index is damaged.
         """
         if not bases or end <= bases[0]:
             return False
+        try:
+            self._advance(bases, end)
+        except CorruptLogError:
+            self.position = -1
+            raise
+        return end - self.position >= STEP_BYTES
+
+    def _advance(self, bases: Sequence[int], end: int) -> None:
         if self._queues is None:
             self._queues = open_index(self._files, self._kind)
             self.position = self._queues.recover(end, first_position=bases[0])
         if self.position < bases[0]:  # the copy was begun anew, or retention was quicker
-            self.begin_anew()
+            self._queues.truncate(0)
             self.position = self._saved_position = bases[0]
         if list(bases) != self._log.bases:
             self._log = CommitLog(self._files, segment_bytes=1, bases=bases, end=self.position)
@@ -76,7 +84,6 @@ class CopiedBatches:
         if self.position - self._saved_position >= CHECKPOINT_BYTES:
             self._queues.checkpoint(self.position)
             self._saved_position = self.position
-        return end - self.position >= STEP_BYTES
 
     def _dispatch(self, queues: ConsumeQueues, bases: Sequence[int], end: int) -> None:
         """Add the records before `end` to the index."""
@@ -95,12 +102,6 @@ class CopiedBatches:
                 position = min(following, end)  # its last bytes may be damaged
         dispatch.flush()
         self.position = position
-
-    def begin_anew(self) -> None:
-        """Forget the index, which does not fit to the log. Raises StorageError."""
-        if self._queues is not None:
-            self._queues.truncate(0)
-        self.position = -1
 
     def read(self, partition_id: int, offset: int, bytes_max: int) -> tuple[Batches, bytes]:
         """

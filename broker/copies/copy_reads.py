@@ -10,13 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from ...protocol.clock import Clock
-from ...protocol.errors import (
-    CorruptIndexError,
-    CorruptLogError,
-    InvalidRequestError,
-    KeylaneError,
-    WrongBrokerError,
-)
+from ...protocol.errors import InvalidRequestError, KeylaneError, WrongBrokerError
 from ...protocol.frames import Read, Request
 from ...protocol.ids import check_offset
 from ...protocol.limits import PULL_BYTES_MAX
@@ -74,8 +68,6 @@ class CopyReads:
             except KeylaneError as error:
                 if text := self._failures.count_failure(error.message, self._boot_ms()):
                     log.warning("cannot index the copy for reads: %s", text)
-                if isinstance(error, CorruptIndexError | CorruptLogError):
-                    await self._run_index(self._batches.begin_anew)
                 pause_ms = AFTER_FAILURE_MS
             await asyncio.sleep(pause_ms / 1000)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from keylane.protocol.errors import KeylaneError, NotSentError, WrongBrokerError
+from keylane.protocol.errors import CorruptLogError, KeylaneError, NotSentError, WrongBrokerError
 from keylane.protocol.frames import Batches, Read
 from keylane.rpc import copied_reads
 from keylane.rpc.copied_reads import REFRESH_MS, SILENT_MS, CopiedReads
@@ -93,6 +93,13 @@ async def test_copy_that_is_silent_is_left_alone_for_a_while(
     assert await scripted.read() == ("b", ["c1", "c2", "b"])
     assert await scripted.read() == ("b", ["b"])
     scripted.now_ms = SILENT_MS
+    del scripted.errors["c1"]
+    assert await scripted.read() == ("c1", ["c1"])
+
+
+async def test_copy_is_asked_again_when_one_message_is_damaged(scripted: ScriptedCopies):
+    scripted.errors["c1"] = CorruptLogError("the batch is damaged")
+    assert await scripted.read() == ("c2", ["c1", "c2"])
     del scripted.errors["c1"]
     assert await scripted.read() == ("c1", ["c1"])
 

@@ -15,6 +15,7 @@ from keylane.broker.storage.files import Files
 from keylane.broker.storage.log.commit_log import segment_path
 from keylane.broker.storage.log.log_reader import read_segment_headers
 from keylane.protocol.errors import (
+    CorruptIndexError,
     CorruptLogError,
     InvalidRequestError,
     WrongBrokerError,
@@ -177,6 +178,23 @@ async def test_index_begins_anew_when_the_copy_does(copied: CopiedFolder):
     assert first > 0
     data = batches.read(1, first, BYTES_MAX)[1]
     assert data == (await copied.desk.ask(Read(1, first, BYTES_MAX)))[1][: len(data)]
+
+
+async def test_index_begins_anew_when_it_is_damaged(
+    copied: CopiedFolder, monkeypatch: pytest.MonkeyPatch
+):
+    batches = CopiedBatches(copied.folder(), "file")
+    advance(batches, copied.bases, copied.bases[2])
+
+    def fail(*_: object) -> None:
+        raise CorruptIndexError("a block is damaged")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(batches._queues, "dispatch", fail)
+        with pytest.raises(CorruptIndexError):
+            batches.advance(copied.bases, copied.end)
+    advance(batches, copied.bases, copied.end)
+    await copied.check_equal(batches, upto=COUNT)
 
 
 async def test_damaged_message_is_not_served(copied: CopiedFolder):
