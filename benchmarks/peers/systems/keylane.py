@@ -130,7 +130,7 @@ class KeylaneCopies(Keylane):
         from keylane import Admin
 
         async with asyncio.timeout(60), Admin(self.where["meta"]) as admin:
-            await admin.set_copies("g1", FOLDERS)
+            await admin.set_copies("g1", FOLDERS, may_share_machine=True)
             while len((await admin.copies("g1")).members) < FOLDERS - 1:
                 await asyncio.sleep(0.1)
 
