@@ -1,10 +1,10 @@
 """Applies the log of a copy to a broker's state and index while the copy follows, so that it can
 answer reads, and take its broker's place without reading the log.
 
-    more of the log is durable    ─▶ its records are applied, some MB at a time
+    more of the log is durable     ─▶ its records are applied, some MB at a time
     its first segments are removed ─▶ so are their batches in the index
-    the copy begins again           ─▶ so does this
-    the log is damaged            ─▶ the rest is read when a broker starts on the folder
+    the copy begins again          ─▶ so does this
+    the log is damaged             ─▶ the rest is read when a broker starts on the folder
 
 Invariants
     Only what is durable at the broker and here is applied: it is never cut.
@@ -21,6 +21,7 @@ from ...protocol.errors import KeylaneError
 from ..storage.files import Files
 from ..storage.index.interface import ConsumeQueues
 from ..storage.index.kinds import mark_incomplete, open_index
+from ..storage.log.commit_log import segment_bases
 from ..store.agenda import Agenda
 from ..store.group_commit import RunBlocking
 from ..store.opening import Recovery
@@ -88,17 +89,22 @@ class Folding:
     def _fold(self, bases: Sequence[int], end: int) -> bool:
         """Apply a part of the log. Return True if there is more. Blocks."""
         try:
-            recovery = self._recovery
-            if self._is_void or (bases and recovery and recovery.position < bases[0]):
+            first_position = bases[0] if bases else 0
+            if self._must_begin_again(first_position):
                 self._is_void, self._recovery = False, None
                 if self._queues is not None:
                     self._queues.truncate(0)
-            return bool(bases) and end > bases[0] and self._apply(bases[0], end)
+            return end > first_position and self._apply(first_position, end)
         except KeylaneError as error:
             if not self._is_void:
                 log.warning("the copy is not kept ready to serve: %s", error.message)
                 self._has_failed, self._recovery = True, None
             return False
+
+    def _must_begin_again(self, first_position: int) -> bool:
+        """Return True if the log, which begins at `first_position`, lacks what comes next."""
+        recovery = self._recovery
+        return self._is_void or (recovery is not None and recovery.position < first_position)
 
     def _apply(self, first_position: int, end: int) -> bool:
         if self._queues is None:
@@ -126,7 +132,7 @@ class Folding:
         return recovery
 
     def _give_away(self) -> Recovery | None:
-        if self._is_void:
+        if self._must_begin_again(min(segment_bases(self._files), default=0)):
             self._recovery = None
         recovery, self._recovery = self._recovery, None
         if recovery is not None:

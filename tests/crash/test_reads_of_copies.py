@@ -161,6 +161,36 @@ async def test_copy_serves_reads_again_when_its_follower_was_killed(
         await asyncio.to_thread(broker.end)
 
 
+async def test_copy_that_serves_reads_takes_over_when_its_broker_is_killed(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Its clients find everything at the broker that it is now."""
+    serving = Spare(cluster, tmp_path / "serving", "--serve-reads", "true", "--failover", "true")
+    await cluster.create(SUBJECT, partitions=3)
+    try:
+        serving.start()
+        async with Admin(cluster.meta) as admin:
+            await admin.set_copies("g1", 2, may_share_machine=True)
+            async with asyncio.timeout(30):
+                while not (await admin.copies("g1")).members:
+                    await asyncio.sleep(0.05)
+        await send(cluster.meta, range(COUNT))
+        _, copy = await until_copied(cluster.meta)
+        async with Reader(cluster.meta, SUBJECT, from_copies=True, wait_s=30) as reader:
+            read = [int((await anext(reader)).value)]
+            await asyncio.to_thread(cluster.brokers[0].kill)
+            await send(cluster.meta, range(COUNT, 2 * COUNT))
+            read += [int(message.value) async for message in reader]
+        assert len(read) == len(set(read))
+        assert set(read) >= set(range(COUNT))
+        async with Admin(cluster.meta) as admin:
+            [broker] = (await admin.list_brokers()).brokers
+        assert broker.address != cluster.brokers[0].address
+        assert sorted(await read_numbers(cluster.meta)) == list(range(2 * COUNT))
+    finally:
+        await asyncio.to_thread(serving.kill)
+
+
 async def test_broker_reads_nothing_for_spark_when_its_copy_has_everything(
     cluster: Cluster, serving: Spare
 ) -> None:

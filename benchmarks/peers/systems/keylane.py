@@ -110,7 +110,7 @@ class KeylaneCopies(Keylane):
 
     title = "keylane, three data folders"
     promise = "written and fsynced by the broker and by two copies of its folder"
-    settings = "two followers, and `keylane broker copies g1 --wanted 3`"
+    settings = "two followers, and `keylane broker copies g1 --wanted 3 --allow-one-machine`"
     sends_per_second = 200_000
     senders = ("each", "all")
     handlers = ("each",)

@@ -395,8 +395,8 @@ def offers_do_not_end(patches: Patches) -> None:
 def what_is_not_durable_is_applied(patches: Patches) -> None:
     """A copy that is kept ready to serve applies what may be cut."""
 
-    async def run(self: Any, durable_end: Any) -> None:
-        await real(self, lambda: 1 << 60)
+    async def run(self: Any, durable: Any) -> None:
+        await real(self, lambda: (durable()[0], 1 << 60))
 
     real = patches.set(Folding, "run", run)
 

@@ -218,6 +218,18 @@ async def test_copy_serves_the_rest_when_the_log_between_was_removed(
     assert data == (await copied.desk.ask(Read(1, bounds[0], BYTES_MAX)))[1][: len(data)]
 
 
+async def test_broker_begins_with_the_log_when_what_follows_the_applied_state_was_removed(
+    copied: CopiedFolder,
+):
+    """Otherwise it would find a hole."""
+    folder = copied.folder()
+    copy = copied.copy(folder)
+    copy.apply(copied.bases, copied.bases[2])
+    for base in copied.bases[:3]:
+        folder.remove(segment_path(base))
+    assert await copy.folding.finish() is None
+
+
 async def test_copy_serves_what_was_applied_before_its_index_failed(
     copied: CopiedFolder, monkeypatch: pytest.MonkeyPatch
 ):
