@@ -493,7 +493,7 @@ async def collect_copy_set(keeper: SetKeeper) -> Iterable[Metric]:
         ),
         labelled(
             "keylane_broker_copies_sharing_machine",
-            "Copies on a machine with the broker or with a copy that acks wait for.",
+            "Copies on a machine with the broker or a copy of the set, where that is not allowed.",
             {(): len(keeper.shared_machines())},
         ),
         counter(

@@ -196,10 +196,10 @@ class SetKeeper:
 
     def shared_machines(self) -> dict[str, str]:
         """Return, by copy on a machine with the broker or a copy of the set, a sentence that says
-        so.
+        so; nothing where an operator has allowed it.
         """
         stored = self.stored
-        if stored is None or stored.wanted == 1:
+        if stored is None or stored.wanted == 1 or stored.may_share_machine:
             return {}
         placement = self._placement(stored)
         sentences = {}
@@ -207,12 +207,11 @@ class SetKeeper:
             if neighbour := placement.neighbour(copy_id, stored.members):
                 machine = self._sites[copy_id].machine
                 where = f"the copy {copy_id} is on the same machine as {neighbour} ({machine})"
-                if stored.may_share_machine:
-                    sentences[copy_id] = f"{where}: both may be lost at once, and that is allowed"
-                elif copy_id in stored.members:
-                    sentences[copy_id] = f"{where}, and leaves the set once acks can do without it"
-                else:
-                    sentences[copy_id] = f"{where}, so acks do not wait for it"
+                sentences[copy_id] = (
+                    f"{where}, and leaves the set once acks can do without it"
+                    if copy_id in stored.members
+                    else f"{where}, so acks do not wait for it"
+                )
         return sentences
 
     def _placement(self, stored: CopySet) -> Placement:

@@ -221,7 +221,7 @@ def advice_lines(view: CopiesView) -> list[str]:
         for each in view.copies
         if (sentence := each.shared_machine)
     ]
-    if any(each.shared_machine for each in view.copies) and not view.may_share_machine:
+    if any(each.shared_machine for each in view.copies):
         lines.append(
             "Run a follower on another machine; or let copies on one machine count: keylane broker "
             f"copies {view.broker_group} --allow-one-machine"
