@@ -33,7 +33,7 @@ class CopyView(Struct, frozen=True, kw_only=True):
     machine: str = ""
     zone: str = ""
     shared_machine: str = ""
-    """A sentence with whom it shares its machine; "" if with none."""
+    """A sentence with whom it shares its machine; "" if with none, or that is allowed."""
 
 
 class CopiesView(Struct, frozen=True, kw_only=True):
