@@ -175,7 +175,7 @@ async def test_copy_that_serves_reads_takes_over_when_its_broker_is_killed(
                 while not (await admin.copies("g1")).members:
                     await asyncio.sleep(0.05)
         await send(cluster.meta, range(COUNT))
-        _, copy = await until_copied(cluster.meta)
+        await until_copied(cluster.meta)
         async with Reader(cluster.meta, SUBJECT, from_copies=True, wait_s=30) as reader:
             read = [int((await anext(reader)).value)]
             await asyncio.to_thread(cluster.brokers[0].kill)
