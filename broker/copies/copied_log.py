@@ -112,6 +112,11 @@ class CopiedLog:
             self._positions.since_barrier += later
 
     @property
+    def bases(self) -> tuple[int, ...]:
+        """The positions at which the segments begin."""
+        return tuple(self._bases)
+
+    @property
     def segment(self) -> int:
         """The position at which the last segment begins."""
         return self._bases[-1] if self._bases else -1

@@ -56,6 +56,7 @@ from ..store.group_commit import RunBlocking
 from .copied_log import CopiedLog, Tail
 from .folding import Folding
 from .follow_service import FOLLOW_BYTES_MAX
+from .placement import NOWHERE, Site
 
 log = logging.getLogger("keylane.broker")
 
@@ -97,6 +98,7 @@ class Follower:
         run_blocking: runs calls that read and write the folder.
         takes_over: True if the copy asks for the place of its broker when it cannot reach it.
         folding: keeps the copy ready to serve.
+        site: where the follower runs.
     """
 
     def __init__(
@@ -111,7 +113,9 @@ class Follower:
         rng: random.Random,
         takes_over: bool = False,
         folding: Folding | None = None,
+        site: Site = NOWHERE,
     ) -> None:
+        self._site = site
         self._files = files
         self._broker_group = broker_group
         self._meta = meta
@@ -127,6 +131,8 @@ class Follower:
         self._failures = LogFilter()
         self._copy: CopyFile | None = None
         self._log: CopiedLog | None = None
+        self.reads_at = ""
+        """The address at which the copy answers reads; "" if it answers none."""
         self._origin = "", ""
         """The broker's id and opening, as they are written in the folder; "" if they are not."""
         self._broker_first = -1
@@ -158,6 +164,12 @@ class Follower:
         return -1 if self._log is None else self._log.end
 
     @property
+    def durable(self) -> tuple[tuple[int, ...], int]:
+        """Where the segments of the copy begin, and the end of what no promotion cuts away."""
+        copied = self._log
+        return ((), -1) if copied is None else (copied.bases, min(self._durable_end, copied.end))
+
+    @property
     def copy_id(self) -> str:
         """The id of the copy."""
         return self._new_id if self._copy is None else self._copy.copy_id
@@ -182,9 +194,7 @@ class Follower:
         pauses = WAITS.pauses(self._rng)
         folding = None
         if self._folding is not None:
-            folding = start_task(
-                self._folding.run(lambda: min(self._durable_end, self.end)), name="folding"
-            )
+            folding = start_task(self._folding.run(lambda: self.durable), name="folding")
         try:
             while True:
                 try:
@@ -263,6 +273,8 @@ class Follower:
         await self._run_blocking(self._store, answer, payload)
         if begins:
             await self._compare_next()
+        else:
+            self._durable_end = max(self._durable_end, min(answer.end, self.end))
         self._log_progress()
 
     async def _compare_next(self) -> None:
@@ -403,7 +415,10 @@ class Follower:
             tail.crc,
             self._name,
             unsynced_bytes,
-            self._takes_over and self.is_complete,
+            takes_over=self._takes_over and self.is_complete,
+            machine=self._site.machine,
+            zone=self._site.zone,
+            reads_at=self.reads_at,
         )
 
     async def _ask(self, broker: BrokerClient, request: Follow) -> tuple[Followed, memoryview]:

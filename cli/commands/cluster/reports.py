@@ -57,6 +57,7 @@ async def fetch_report(
         access_off=metrics.access_off,
         not_ready="" if health.ready else health.reason,
         not_ready_advice=str(health.details.get("advice", "")),
+        shared_machines=_shared_machines(health),
         disk_bytes=metrics.disk_bytes,
         disk_free_bytes=metrics.disk_free_bytes,
     )
@@ -73,6 +74,11 @@ async def fetch_health(network: HttpNetwork, address: str) -> Health:
         raise ForeignServerError(
             f"{address} answered GET {READY.path} not as a keylane server: {error}", address=address
         ) from error
+
+
+def _shared_machines(health: Health) -> tuple[str, ...]:
+    copies = health.details.get("copies", {}).values()
+    return tuple(each["shared_machine"] for each in copies if each.get("shared_machine"))
 
 
 class _Metrics(msgspec.Struct, frozen=True, kw_only=True):

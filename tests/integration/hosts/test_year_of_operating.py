@@ -347,7 +347,7 @@ async def test_copy_on_another_host_takes_the_place_of_a_lost_one(
     cluster.copy(THIRD)
     cluster.start(THIRD, "broker")
     async with cluster.admin() as admin:
-        await admin.set_copies("g2", 2)
+        await admin.set_copies("g2", 2, may_share_machine=True)
         async with asyncio.timeout(60):
             while (
                 next(
@@ -408,7 +408,7 @@ async def test_group_of_hosts_serves_on_when_any_of_them_is_lost(grouped) -> Non
 
     await grouped.ready(1)
     async with grouped.admin() as admin:
-        await admin.set_copies("g1", 2)
+        await admin.set_copies("g1", 2, may_share_machine=True)
         await admin.create_subject("orders", partitions=4)
         await wait_until(partial(complete, FIRST, SECOND, THIRD))
         follower = await health(grouped, SECOND)
