@@ -1,4 +1,4 @@
-"""`keylane cluster balance`: shows the moves and hand-overs that balance a cluster, and does them."""
+"""`keylane cluster balance`: shows what balances a cluster, moves and hand-overs, and does it."""
 
 from __future__ import annotations
 

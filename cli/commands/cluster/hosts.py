@@ -37,6 +37,9 @@ from .plan import (
 )
 from .served import folder_tls, token_differences
 
+OF_HOST = ("host", "advertised_host", "machine", "zone")
+"""Settings of a broker that say where it runs."""
+
 
 async def add_host(
     path: Path,
@@ -210,7 +213,7 @@ def _broker_table(
 ) -> dict[str, Any]:
     """Return the settings of a new broker: those of another one, but for its place."""
     place = {"group": group, "data": data, "token_file": BROKER_FILE}
-    kept = {key: value for key, value in model.items() if key not in ("host", "advertised_host")}
+    kept = {key: value for key, value in model.items() if key not in OF_HOST}
     role: dict[str, object] = {"follow": False} if "follow" in model else {}
     if is_copy:
         role = copy_settings(model["port"], follows=True)
