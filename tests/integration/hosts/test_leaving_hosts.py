@@ -54,6 +54,7 @@ async def seal_some(cluster: OperatedCluster) -> int:
     """Leave messages in sealed partitions that no group has read; returns how many."""
     await cluster.ready(2, "sealed")
     async with cluster.admin() as admin:
+        await admin.set_copies("g2", 1, may_share_machine=True)
         tls = TlsSettings(ca=str(cluster.made / "ca.pem"))
         async with Producer(cluster.meta, tls=tls, token=cluster.token) as producer:
             sends = [producer.send("sealed", b"%d" % n, key=b"%d" % (n % KEYS)) for n in range(400)]
@@ -184,6 +185,8 @@ async def test_broker_group_moves_to_a_host_that_has_a_broker(cluster: OperatedC
 async def test_copy_of_a_group_moves_to_a_new_host(cluster: OperatedCluster) -> None:
     """The host that leaves serves a group of two data folders, which has as many afterwards."""
     await cluster.ready(2, "orders")
+    async with cluster.admin() as admin:
+        await admin.set_copies("g2", 1, may_share_machine=True)
     for to in (THIRD, "127.0.0.4"):  # the second time, the host that came the first time leaves
         leaving = SECOND if to == THIRD else THIRD
         words = ("remove-host", leaving, "--to", to, "--yes", "--data", str(cluster.data / to))
@@ -215,7 +218,7 @@ def grouped(tmp_path: Path) -> Iterator[OperatedCluster]:
 async def test_host_with_a_copy_moves_and_the_set_is_as_large_as_before(grouped) -> None:
     await grouped.ready(1, "orders")
     async with grouped.admin() as admin:
-        await admin.set_copies("g1", 3)
+        await admin.set_copies("g1", 3, may_share_machine=True)
 
         async def has_copies() -> bool:
             (group,) = (await admin.list_brokers()).brokers
