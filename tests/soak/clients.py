@@ -30,6 +30,8 @@ KEYS = 100
 BODY_BYTES = 400
 POISON_EVERY = 300
 """One in so many messages fails in the group that parks, until the healing file is there."""
+WAIT_S = 300
+"""How long a client waits for a metaserver when it begins: the machine has other work."""
 POISONED = "ValueError: cannot take"
 """How a failure of such a message begins in a log."""
 CONSUMER = ConsumerSettings(
@@ -66,7 +68,7 @@ async def produce(
         else:
             record.write(key, number)
 
-    async with Producer(meta) as producer:
+    async with Producer(meta, wait_s=WAIT_S) as producer:
         while not ended.is_set():
             number = next(numbers)
             await producer.drain()
@@ -93,7 +95,13 @@ async def consume(
 
     policy = {} if GROUPS[group] is None else {"on_failure": GROUPS[group], "tries_max": 2}
     async with Consumer(
-        meta, subject=SUBJECT, group=group, handler=handle, settings=CONSUMER, **policy
+        meta,
+        subject=SUBJECT,
+        group=group,
+        handler=handle,
+        settings=CONSUMER,
+        wait_s=WAIT_S,
+        **policy,
     ):
         await ended.wait()
 

@@ -29,7 +29,7 @@ SAMPLE_S = 30.0
 ACT_S = 12.0
 WATCH_S = 10.0
 DRAIN_S = 300.0
-FAULTS = ("lost", "out_of_order", "not_drained", "growing", "tracebacks")
+FAULTS = ("lost", "out_of_order", "not_drained", "dead", "growing", "tracebacks")
 """Each of these has to be empty, or 0."""
 NAMED = 10
 """Messages of a kind that are named."""
@@ -84,9 +84,8 @@ async def soak(
         await asyncio.gather(*tasks)
         elapsed_s = time.monotonic() - begun_s
         log("ending the producers")
-        stage.check_alive()
         left = await stage.drain(DRAIN_S)
-        stage.check_alive()
+        stage.note_dead()
     return {
         "seconds": round(elapsed_s),
         "seed": seed,
@@ -94,6 +93,7 @@ async def soak(
         **_judged(folder),
         "not_drained": left,
         "happened": dict(sorted(stage.counts.items())),
+        "dead": sorted(stage.dead),
         "tracebacks": stage.count_tracebacks(),
         **_used(stage.lasting),
         "rows": {name: [counts[len(counts) // 2], counts[-1]] for name, counts in rows.items()},
