@@ -192,7 +192,7 @@ class SoakStage:
         await self._until(self._all_available)
         await self.admin.create_subject(SUBJECT, partitions=4)
         for group, (_, *copies) in self.hosts.items():
-            await self.admin.set_copies(group, 2)
+            await self.admin.set_copies(group, 2, may_share_machine=True)
             for copy in copies:
                 copy.start("--follow", "true")
         for group in GROUPS:
