@@ -19,13 +19,14 @@ MUTANTS ?=
 FIRST ?= 400000000
 WORLD ?= all
 WORKERS ?= 5
+SECONDS ?= 7200
 UNIT_WORKERS ?= 3
 
 # More workers than cores: most tests of real processes wait.  A worker takes a file at a time, long ones first.
 PARALLEL = $(BIN)/python -m pytest --numprocesses $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo sim proof kills test check lint types unit suite format bench bench-clients bench-small bench-store bench-order bench-hosts bench-spark bench-instructions bench-scheduled bench-copies bench-seeing bench-peers peers-home lowest spark-versions spark-connect examples compared lock wheel docs clean
+.PHONY: help setup demo sim proof kills soak test check lint types unit suite format bench bench-clients bench-small bench-store bench-order bench-hosts bench-spark bench-instructions bench-scheduled bench-copies bench-seeing bench-peers peers-home lowest spark-versions spark-connect examples compared lock wheel docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -112,6 +113,10 @@ proof: $(STAMP) ## the long proof, into docs/PROOF.md (SEEDS=20000 FIRST=4000000
 
 kills: $(STAMP) ## kill the broker at every point, with both indexes (`make test` has a sample; `make proof` runs this)
 	@$(PARALLEL) --whole tests/crash $(ARGS)
+
+# A fifth of a core, so it runs beside other work.
+soak: $(STAMP) ## everything at once for hours: what is lost or out of order, and what grows; prints JSON (SECONDS=7200 ARGS="--folder DIR")
+	@PYTHONPATH=tests $(BIN)/python -m soak.run --seconds $(SECONDS) $(ARGS)
 
 bench: $(STAMP) ## measure the main path, print JSON
 	@$(BIN)/python benchmarks/main_path.py $(ARGS)

@@ -36,6 +36,7 @@ from ..protocol.http.access import (
 )
 from ..protocol.membership.views import ClusterView, MemberView
 from ..protocol.operations import (
+    BalanceHandOver,
     BalanceMove,
     BalancePlan,
     BusySubject,
@@ -100,6 +101,7 @@ __all__ = [
     "TokenList",
     "TokenView",
     "Admin",
+    "BalanceHandOver",
     "BalanceMove",
     "BalancePlan",
     "BrokerList",

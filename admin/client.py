@@ -1843,7 +1843,12 @@ class Admin(LoopBoundClient):
         return await self._metaserver_client.call(endpoints.COPY_SET, group=broker_group)
 
     async def set_copies(
-        self, broker_group: str, wanted: int, *, least: int | None = None
+        self,
+        broker_group: str,
+        wanted: int,
+        *,
+        least: int | None = None,
+        may_share_machine: bool | None = None,
     ) -> CopySet:
         """
         Set how many data folders a broker group is to have.
@@ -1855,13 +1860,19 @@ class Admin(LoopBoundClient):
             wanted: 1 to 5, with the broker's own folder. With 1, acks wait for no copy.
             least: how many of them must have a message before it is acked, 1 to `wanted`; None: 2
                 of three and more, otherwise 1. While fewer have everything, nothing is acked.
+            may_share_machine: True lets copies join that are on a machine with the broker or with
+                each other; False lets them leave. By default it stays as it is: False, until it is
+                set.
 
         Raises:
             NotFoundError
             InvalidRequestError: `least` is above `wanted`.
         """
         check_name("broker group", broker_group)
-        body = convert_argument(SetCopies, {"wanted": wanted, "least": least})
+        body = convert_argument(
+            SetCopies,
+            {"wanted": wanted, "least": least, "may_share_machine": may_share_machine},
+        )
         return await self._metaserver_client.call(endpoints.SET_COPIES, body, group=broker_group)
 
     async def promote_copy(

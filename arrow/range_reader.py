@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator, Sequence
+from functools import partial
 from queue import SimpleQueue
 
 import pyarrow as pa
@@ -33,6 +34,7 @@ from ..protocol.errors import (
 from ..protocol.frames import Batches, Read
 from ..protocol.limits import PULL_BYTES_MAX
 from ..rpc.client import MetaClient
+from ..rpc.copied_reads import CopiedReads
 from .json_decoder import JsonDecoder, build_json_decoder
 from .pace import Pace
 from .planner import PlannedRange
@@ -134,6 +136,11 @@ class RangeStream:
             planned_range.partition_id: planned_range.address for planned_range in ranges
         }
         self._meta: MetaClient | None = None
+        self._copies = (
+            CopiedReads(partial(loop.broker, options.security), lambda: _now_s() * 1_000)
+            if options.from_copies
+            else None
+        )
         self._replies: SimpleQueue[RangeReply | BaseException] = SimpleQueue()
         self._prefetch_slots = asyncio.Semaphore(FRAMES_AHEAD)
         self._pace = Pace(options.bytes_per_second)
@@ -194,7 +201,8 @@ class RangeStream:
         address = self._addresses[planned_range.partition_id]
         broker = self._loop.broker(self._options.security, address)
         try:
-            reply, payload = await broker.call(request)
+            call = broker.call if self._copies is None else partial(self._copies.call, broker)
+            reply, payload = await call(request)
         except OffsetOutOfRangeError as error:
             stored_bytes = error.first_offset, error.next_offset
             raise _out_of_range_error(planned_range, offset, *stored_bytes) from error

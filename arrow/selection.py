@@ -113,6 +113,8 @@ class ReadOptions:
     """What to do with a value that does not fit `json_schema`: "fail" raises an error, "null"
     returns null.
     """
+    from_copies: bool = False
+    """Whether copies of brokers' data folders are read, and brokers only for what they lack."""
     gc_freeze: bool = True
     security: ConnectionSecurity = PLAIN
     """TLS and token of every connection, on the driver and in tasks."""

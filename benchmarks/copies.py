@@ -191,7 +191,7 @@ class Variant:
     async def _set_copies(self) -> None:
         """Let acks wait for the followers; returns when all are in the set."""
         async with Admin(self.cluster.meta) as admin:
-            stored = await admin.set_copies(GROUP, self._copies + 1)
+            stored = await admin.set_copies(GROUP, self._copies + 1, may_share_machine=True)
             until = time.monotonic() + SET_LIMIT_S
             while len(stored.members) < self._copies:
                 for follower in self.followers:

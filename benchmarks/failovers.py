@@ -111,7 +111,7 @@ class FailoverCluster:
             while not (await admin.list_brokers()).brokers:
                 await asyncio.sleep(POLL_S)
             await admin.create_subject(SUBJECT, partitions=4)
-            await admin.set_copies(GROUP, 1 + COPIES)
+            await admin.set_copies(GROUP, 1 + COPIES, may_share_machine=True)
         for host in self.hosts[1:]:
             host.start(follows=True)
         clients = [asyncio.create_task(self._send()), asyncio.create_task(self._consume())]

@@ -42,6 +42,7 @@ from ..rpc.environment import DrawBits
 from ..rpc.intake import HttpLimits
 from ..rpc.listening import check_free
 from ..rpc.network import Network
+from ..rpc.operating.machine import machine_name
 from ..rpc.operating.metrics import ServerMetrics, access_metrics
 from ..rpc.operating.probes import metrics_route
 from ..rpc.operating.served_network import ServedNetwork
@@ -50,15 +51,18 @@ from ..rpc.race import Race
 from ..rpc.server import ControlRoute, Server, document_route, front_route
 from ..rpc.threads.worker_thread import WorkerThread
 from .control import BrokerControl, no_quotas
+from .copies.copy_reads import CopyReads
 from .copies.folding import Folding
 from .copies.follow_service import FollowService
 from .copies.follower import Follower
 from .copies.hand_over import HandingOver
+from .copies.placement import Site
 from .copies.set_keeper import SetKeeper
 from .health_port import answering_probes, follower_routes
 from .metrics import (
     BrokerMetrics,
     collect_copies,
+    collect_copy_reads,
     collect_copy_set,
     collect_scheduled,
     expire_series_loop,
@@ -375,6 +379,7 @@ async def serving_broker(
             clock=clock,
             rng=rng,
             lag_ms=settings.copy_lag_ms,
+            site=_site_of(settings),
         )
         following.on_report, following.may_be_ahead = keeper.note_report, keeper.may_be_ahead
         keeper.on_copied = registration.note_copied
@@ -408,7 +413,10 @@ async def serving_broker(
             retention=lambda: retention.problem,
             removed_from_ms=retention.removed_from_ms,
             scheduled=scheduler.view,
-            copies=lambda: following.view(keeper.commitment.members or ()),
+            copies=lambda: following.view(
+                keeper.commitment.members or (), keeper.shared_machines()
+            ),
+            site=keeper.site,
             waits_for_copies=lambda: keeper.problem,
             limited=no_quotas if broker_guard is None else broker_guard.guard.limited,
             metaservers=settings.meta,
@@ -452,6 +460,11 @@ async def serving_broker(
             registration.is_behind,
             handing_over,
         )
+
+
+def _site_of(settings: BrokerSettings) -> Site:
+    """Return where this process runs."""
+    return Site(settings.machine or machine_name(), settings.zone)
 
 
 def _start_loops(
@@ -761,17 +774,34 @@ async def run_follower(
             clock=SystemClock(),
             rng=random.SystemRandom(),
             takes_over=settings.failover,
-            folding=folding if settings.failover else None,
+            folding=folding if settings.failover or settings.serve_reads else None,
+            site=_site_of(settings),
         )
-        probed = follower_routes(follower, served_network, SystemClock().boot_ns)
-        await stack.enter_async_context(answering_probes(settings, served_network, probed))
-        async with Race() as race:
-            following = race.start(follower.run())
-            race.start(stop.wait())
-            await race.first()
-            has_place = following.done()
-            if has_place:
-                following.result()
+        metrics = ServerMetrics("broker", SystemClock().boot_ns)
+        metrics.add(served_network.collect)
+        routes = follower_routes(follower, metrics)
+        async with contextlib.AsyncExitStack() as serving:
+            if settings.serve_reads:
+                reads = CopyReads(
+                    files,
+                    lambda: follower.durable,
+                    lambda: folding.queues,
+                    broker_group=settings.group,
+                    run_read=_thread_pool(serving, settings.reader_threads, "read"),
+                )
+                metrics.add(partial(collect_copy_reads, reads))
+                server = _run_server(settings, served_network, routes, reads, metrics, None)
+                follower.reads_at = await serving.enter_async_context(server)
+            else:
+                probes = answering_probes(settings, served_network, routes)
+                await serving.enter_async_context(probes)
+            async with Race() as race:
+                following = race.start(follower.run())
+                race.start(stop.wait())
+                await race.first()
+                has_place = following.done()
+                if has_place:
+                    following.result()
         if not has_place:
             await fold(folding.close)
             return None

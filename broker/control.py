@@ -49,6 +49,7 @@ from ..protocol.text import parse_number
 from ..rpc.operating.probes import probe_routes
 from ..rpc.server import ControlRoute, Params, whole_number
 from .answering.newest import find_newest
+from .copies.placement import NOWHERE, Site
 from .folder_ownership import FolderOwnership, check_copied, check_folder_ownership
 from .partition.damage import describe_damage
 from .partition.park_views import decode_key
@@ -152,6 +153,7 @@ class BrokerControl:
         refusal: Callable[[], str] = lambda: "",
         scheduled: Callable[[], Mapping[str, object]] = dict,
         copies: Callable[[], Mapping[str, object]] = dict,
+        site: Site = NOWHERE,
         waits_for_copies: Callable[[], str] = lambda: "",
         limited: Callable[[str], tuple[str, int]] = no_quotas,
         metaservers: Sequence[str] = (),
@@ -168,6 +170,7 @@ class BrokerControl:
         self._refusal = refusal
         self._scheduled = scheduled
         self._copies = copies
+        self._site = site
         self._waits_for_copies = waits_for_copies
         self._limited = limited
         self._metaservers = metaservers
@@ -464,6 +467,7 @@ class BrokerControl:
                 "damage": describe_damage(self._store.state),
                 "commits": self._store.commit.commits,
                 "scheduled": self._scheduled(),
+                **self._site._asdict(),
                 "copies": self._copies(),
                 "waits_for_copies": waits,
                 "wall_ms": self._clock.wall_ms(),

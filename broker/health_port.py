@@ -5,7 +5,7 @@ listens nowhere else.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from ..protocol.control import Health
 from ..rpc.access.guard import Guard
@@ -42,15 +42,12 @@ async def answering_probes(
         await server.stop()
 
 
-def follower_routes(
-    follower: Follower, served_network: ServedNetwork, boot_ns: Callable[[], int]
-) -> list[ControlRoute]:
+def follower_routes(follower: Follower, metrics: ServerMetrics) -> list[ControlRoute]:
     """Return the routes of a follower. It is ready when its copy can take the broker's place."""
-    metrics = ServerMetrics("broker", boot_ns)
-    metrics.add(served_network.collect)
 
     async def health() -> Health:
         reason = "" if follower.is_complete else "the copy is not complete"
-        return Health(program="broker", ready=not reason, reason=reason, details={"follows": True})
+        details = {"follows": True, "copy_id": follower.copy_id}
+        return Health(program="broker", ready=not reason, reason=reason, details=details)
 
     return [*probe_routes(health), metrics_route(metrics)]

@@ -34,6 +34,7 @@ from .store.traffic import LATENCY_BOUNDS_S, OTHER, Flow, GroupFlow
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
+    from .copies.copy_reads import CopyReads
     from .copies.set_keeper import SetKeeper
     from .scheduled.scheduler import Scheduler
 
@@ -461,6 +462,12 @@ async def collect_copies(lag_bytes: Callable[[], Mapping[str, int]]) -> Iterable
     return [labelled("keylane_broker_copy_lag_bytes", text, lags)]
 
 
+async def collect_copy_reads(reads: CopyReads) -> Iterable[Metric]:
+    """Return what clients have read from the copy of a follower."""
+    text = "Bytes of messages that clients have read from this copy."
+    return [counter("keylane_copy_read_bytes_total", text, reads.bytes_read)]
+
+
 async def collect_copy_set(keeper: SetKeeper) -> Iterable[Metric]:
     """Return the metrics of the set of copies that acks wait for. How many there are to be is left
     out while the broker does not know it.
@@ -483,6 +490,11 @@ async def collect_copy_set(keeper: SetKeeper) -> Iterable[Metric]:
             "keylane_broker_copy_waiting_seconds",
             "How long the group commit that waits for copies has waited; 0 if none waits.",
             {(): keeper.waiting_ms / 1000},
+        ),
+        labelled(
+            "keylane_broker_copies_sharing_machine",
+            "Copies on a machine with the broker or a copy of the set, where that is not allowed.",
+            {(): len(keeper.shared_machines())},
         ),
         counter(
             "keylane_broker_set_changes_total",

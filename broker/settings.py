@@ -12,7 +12,7 @@ from ..protocol.errors import ConfigError, InvalidRequestError
 from ..protocol.ids import check_name
 from ..protocol.limits import BATCH_BYTES_MAX, CONNECTIONS_MAX, HTTP_CONNECTIONS_MAX
 from ..protocol.settings import check_no_problems, cluster_problems, field_values, range_problems
-from ..rpc.access.settings import access_problems
+from ..rpc.access.settings import access_problems, is_access_on
 from ..rpc.operating.log_lines import log_problems
 from ..rpc.settings import SettingSources
 from ..rpc.tls.settings import RELOADED_TLS, ServingSettings, serving_problems
@@ -44,11 +44,31 @@ class BrokerSettings(ServingSettings):
             "doc": "keep the data folder a copy of that of the group's broker, and serve nothing"
         },
     )
+    serve_reads: bool = field(
+        default=False,
+        metadata={
+            "doc": "while it follows: answer reads of clients that ask copies, at its host and port"
+        },
+    )
     failover: bool = field(
         default=False,
         metadata={
             "doc": "with a copy: take the broker's place when it is gone; with the broker's "
             "folder: make it a copy when another has taken its place"
+        },
+    )
+    machine: str = field(
+        default="",
+        metadata={
+            "doc": "name of the machine that it runs on: acks wait for no two data folders of one "
+            "machine; empty: a name that all processes of a kernel have"
+        },
+    )
+    zone: str = field(
+        default="",
+        metadata={
+            "doc": "name of the zone, such as a rack or a room: acks rather wait for copies in "
+            "other zones"
         },
     )
     health_port: int = field(
@@ -192,9 +212,15 @@ def _find_problems(values: Mapping[str, object]) -> list[str]:
             check_name("broker group", values["group"])
         except InvalidRequestError as error:
             problems.append(f"group: {error.message}")
+    for name in ("machine", "zone"):
+        if values.get(name):
+            try:
+                check_name(name, values[name])
+            except InvalidRequestError as error:
+                problems.append(error.message)
     if values.get("health_port", 0) and values.get("health_port") == values.get("port"):
         problems.append("health_port must not be port")
-    for name in ("follow", "failover"):
+    for name in ("follow", "failover", "serve_reads"):
         if not isinstance(values.get(name, False), bool):
             problems.append(f"{name} must be true or false")
     data = values.get("data", Path())
@@ -210,6 +236,9 @@ def _find_problems(values: Mapping[str, object]) -> list[str]:
         problems.append(f"index must be {' or '.join(INDEX_KINDS)}, not {values['index']!r:.40}")
     problems += cluster_problems(values) + serving_problems(values)
     problems += access_problems(values, ("token_file",))
+    access, host = values.get("access", "auto"), values.get("host", "127.0.0.1")
+    if values.get("serve_reads") is True and is_access_on(access, host):
+        problems.append("serve_reads needs access = off: a copy does not know who may read what")
     return problems + log_problems(values)
 
 

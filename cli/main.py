@@ -455,6 +455,13 @@ def read(
     follow: Annotated[
         bool, Option("--follow", "-f", help="Continue with messages that are stored later.")
     ] = False,
+    from_copies: Annotated[
+        bool,
+        Option(
+            "--from-copies",
+            help="Read from copies that serve reads, and from brokers only what these lack.",
+        ),
+    ] = False,
     common: CommonOptions,
 ) -> None:
     """Print messages of a subject by time, offset and key; no group, no lock, no acks."""
@@ -470,6 +477,7 @@ def read(
         partition=partition,
         limit=count,
         follow=follow,
+        from_copies=from_copies,
     )
 
 

@@ -120,6 +120,7 @@ def build_services(
         operations,
         holder=driver,
         wait_until_settled=agreement.wait_until_settled,
+        hand_over=catalogue.hand_over,
     )
     publications = PublicationService(
         database, settings, catalogue=catalogue, operations=operations, after_step=after_step

@@ -48,6 +48,8 @@ class CopySet(Struct, frozen=True, kw_only=True):
     """The end of the durable log, as the broker has said last."""
     handing_to: str = ""
     """The copy to which the broker hands over now; "" if it does not."""
+    may_share_machine: bool = False
+    """True if an operator has allowed copies on one machine, with the broker or with each other."""
 
 
 class SetCopies(Struct, frozen=True, kw_only=True):
@@ -58,6 +60,8 @@ class SetCopies(Struct, frozen=True, kw_only=True):
     """How many of them must have a message before it is acked, at most `wanted`; None: 2 of three
     and more, otherwise 1.
     """
+    may_share_machine: bool | None = None
+    """Whether copies on one machine may count; None: as before, at first not."""
 
 
 class ChangeCopySet(Struct, frozen=True, kw_only=True):

@@ -344,6 +344,11 @@ class Follow(Frame, frozen=True, array_like=True, tag=25):
     """True if the copy is complete, and its follower takes the broker's place if it may."""
     has_taken_over: bool = False
     """True if a metaserver has given the copy the broker's place; the copy follows no more."""
+    machine: str = ""
+    """The machine that the follower runs on; "" if it does not say."""
+    zone: str = ""
+    reads_at: str = ""
+    """The address at which the follower answers `Read`; "" if it does not."""
 
 
 class Challenge(Frame, frozen=True, array_like=True, tag=22):

@@ -221,6 +221,18 @@ class BalanceMove(Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class BalanceHandOver(Struct, frozen=True, kw_only=True):
+    """A broker group that is to be served by a copy on another host."""
+
+    broker_group: str
+    copy_id: str
+    """The copy that is to take the broker's place."""
+    source: str
+    """The host that serves it."""
+    target: str
+    reason: str
+
+
 class LeftOut(Struct, frozen=True, kw_only=True):
     """A subject or a broker group that a plan leaves as it is."""
 
@@ -229,9 +241,13 @@ class LeftOut(Struct, frozen=True, kw_only=True):
 
 
 class BalancePlan(Struct, frozen=True, kw_only=True):
-    """The moves that balance the broker groups; the first ones, if there are very many."""
+    """The moves that balance the broker groups, the first ones if there are very many, and the
+    hand-overs that balance their hosts.
+    """
 
     moves: tuple[BalanceMove, ...] = ()
+    hand_overs: tuple[BalanceHandOver, ...] = ()
+    """They are done one at a time, each when all copies are in their sets."""
     broker_groups: tuple[str, ...] = ()
     """The broker groups that are balanced."""
     left_out_groups: tuple[LeftOut, ...] = ()

@@ -19,6 +19,8 @@
     badValues       what to do with a value that does not match: fail, null      fail
     retrySeconds    how long planning retries unreachable servers                60
     batchRows       approximate number of rows of an Arrow batch                 16384
+    fromCopies      read from copies that serve reads; from brokers what they    false
+                    lack
     gcFreeze        exclude loaded objects from each worker's garbage collector  true
     maxRowsPerTrigger  limit for the rows in a batch of a stream                 no limit
     commitGroup     consumer group whose cursors follow the stream's sink        no cursor moves
@@ -303,6 +305,7 @@ _PARSERS: dict[str, tuple[str, Callable[..., object]]] = {
     "badValues": ("bad_values", _parse_bad_values),
     "retrySeconds": ("retry_s", _integer_parser("seconds", 0, RETRY_S_MAX)),
     "batchRows": ("batch_rows", _integer_parser("rows", 1, BATCH_ROWS_MAX)),
+    "fromCopies": ("from_copies", parse_flag),
     "gcFreeze": ("gc_freeze", parse_flag),
     "maxRowsPerTrigger": ("max_rows_per_trigger", _integer_parser("rows", 1, MAX_I64)),
     "commitGroup": ("commit_group", lambda text: check_name("consumer group", text)),

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from .placement import Placement
+
 WAITS_FOR_COPIES = (
     "the broker was started, and waits until a metaserver has named the copies that acks wait for, "
     "and they have its log or are left out"
@@ -70,6 +72,7 @@ def decide_set(
     is_late: bool,
     candidates: Collection[str],
     silent: Collection[str] = (),
+    placement: Placement,
 ) -> frozenset[str] | None:
     """
     Return the copies that acks should wait for, or None if nothing is to be changed.
@@ -82,30 +85,48 @@ def decide_set(
         log_end: the end of the log that is durable, or is about to be without a further copy.
         written_end: the end of the log with a commit that waits.
         is_late: True if that commit has waited for copies for too long.
-        candidates: the copies that may join.
+        candidates: the copies that may join. Of too many members they are those that stay.
         silent: the copies that have not been heard of for long; others may take their places.
+        placement: where the broker and the copies run.
     """
     members = commitment.members
     if members is None or commitment.proposed:
         return None
     # What acks have waited for, a copy can lack only if its disk has lost it.
-    leaving = {each for each in members if -1 < commitment.synced.get(each, -1) < acked_end}
+    staying = members - {
+        each for each in members if -1 < commitment.synced.get(each, -1) < acked_end
+    }
     if is_late:
-        late = commitment.missing(written_end) - leaving
-        spare = 1 + len(members - leaving) - commitment.least
-        by_progress = sorted(late, key=lambda each: (commitment.synced.get(each, -1), each))
-        leaving |= set(by_progress[: max(0, spare)])
-    if leaving:
-        return members - leaving
+        staying -= _spared(commitment, staying, commitment.missing(written_end))
+    if not placement.may_share_machine:
+        staying -= _spared(commitment, staying, placement.sharing(staying))
+    if staying != members:
+        return staying
     if len(members) >= wanted:
-        by_progress = sorted(members, key=lambda each: -commitment.synced.get(each, -1))
+        by_progress = sorted(
+            members, key=lambda each: (each not in candidates, -commitment.synced.get(each, -1))
+        )
         return frozenset(by_progress[: wanted - 1])
-    complete = sorted(
-        each
-        for each in candidates
-        if each not in members and commitment.synced.get(each, -1) >= log_end
+    complete = {each for each in candidates if commitment.synced.get(each, -1) >= log_end}
+    chosen = members
+    while len(chosen) < wanted - 1 and (added := placement.best(complete - chosen, chosen)):
+        chosen |= {added}
+    for each in sorted(members & frozenset(silent)):
+        if added := placement.best(complete - chosen, chosen - {each}):
+            chosen = chosen - {each} | {added}
+    if chosen == members:
+        chosen = placement.improved(members, complete - members)
+    return None if chosen == members else chosen
+
+
+def _spared(
+    commitment: Commitment, members: frozenset[str], leaving: frozenset[str]
+) -> frozenset[str]:
+    """Return the members that may leave of those that are to: acks need the others. Who has synced
+    the least leaves first.
+    """
+    spare = max(0, 1 + len(members) - commitment.least)
+    by_progress = sorted(
+        members & leaving, key=lambda each: (commitment.synced.get(each, -1), each)
     )
-    room = wanted - 1 - len(members)
-    replaced = sorted(members & frozenset(silent))[: max(0, len(complete) - room)]
-    joining = frozenset(complete[: room + len(replaced)])
-    return (members - frozenset(replaced)) | joining if joining else None
+    return frozenset(by_progress[:spare])

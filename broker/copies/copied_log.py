@@ -92,6 +92,9 @@ class CopiedLog:
         """True if the folder lacks bytes that it had synced."""
         if self._bases:
             self._recover()
+        if len(self._bases) > 1 and self.segment == self.end and not self.has_lost_bytes:
+            # A broker began it, and has stored nothing there: another one may continue before it.
+            self.cut(self.end)
 
     def _recover(self) -> None:
         """Cut what a crash has left unfinished: above the trail, no byte is known to be synced."""
@@ -110,6 +113,11 @@ class CopiedLog:
             for header in intact_records(self._files, base, base):
                 self._positions.on_record(header)
             self._positions.since_barrier += later
+
+    @property
+    def bases(self) -> tuple[int, ...]:
+        """The positions at which the segments begin."""
+        return tuple(self._bases)
 
     @property
     def segment(self) -> int:

@@ -15,15 +15,17 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import crc32c
 
+from ...protocol.address import parse_address
 from ...protocol.clock import Clock
 from ...protocol.copies import COPY_ID_CHARS_MAX
 from ...protocol.errors import (
+    ConfigError,
     CorruptLogError,
     FolderRefusedError,
     InvalidRequestError,
@@ -36,6 +38,7 @@ from ...protocol.limits import PULL_WAIT_MS_MAX
 from ...rpc.answer_budget import reserve_bytes
 from ...rpc.plane.prompt import Handled
 from ..storage.files import READ_BYTES
+from .placement import NOWHERE, Site
 
 if TYPE_CHECKING:
     from ..store.group_commit import RunBlocking
@@ -70,6 +73,10 @@ class KnownCopy:
     """The names of its followers, the last one at the end."""
     takes_over: bool = False
     """True if its follower takes the broker's place if it may."""
+    site: Site = NOWHERE
+    """Where its last follower runs."""
+    reads_at: str = ""
+    """The address at which it answers reads; "" if it does not."""
 
 
 class FollowService:
@@ -107,8 +114,10 @@ class FollowService:
         self._waiters: dict[asyncio.Future[None], None] = {}
         """Those who wait for a commit, in order."""
         self._is_closed = False
-        self.on_report: Callable[[str, int], None] = lambda _copy_id, _position: None
-        """Called with the id of a copy and the end of its log, if that is part of this log."""
+        self.on_report: Callable[[str, int, Site], None] = lambda *_: None
+        """Called with the id of a copy, the end of its log, if that is part of this log, and where
+        the copy runs.
+        """
         self.may_be_ahead: Callable[[str], bool] = lambda _copy_id: False
         """Returns True for a copy that gets a commit before it is durable, since acks wait for it.
         """
@@ -136,10 +145,23 @@ class FollowService:
         end = self._store.log.written_end
         return {each.copy_id: max(0, end - each.position) for each in self.standings}
 
-    def view(self, in_set: Collection[str]) -> dict[str, object]:
-        """Return, for operators, how far each copy is behind, and whether it is in the set."""
+    def view(
+        self, in_set: Collection[str], shared_machines: Mapping[str, str]
+    ) -> dict[str, object]:
+        """
+        Return, for operators, how far each copy is behind, whether it is in the set, and its place.
+
+        Args:
+            shared_machines: by copy, what is to be said of its machine.
+        """
         return {
-            copy_id: {"bytes_behind": lag, "in_set": copy_id in in_set}
+            copy_id: {
+                "bytes_behind": lag,
+                "in_set": copy_id in in_set,
+                **self._copies[copy_id].site._asdict(),
+                "shared_machine": shared_machines.get(copy_id, ""),
+                "reads_at": self._copies[copy_id].reads_at,
+            }
             for copy_id, lag in sorted(self.lag_bytes().items())
         }
 
@@ -158,6 +180,7 @@ class FollowService:
         copy = self._remember(request.copy_id)
         self._check_follower(copy, request.follower)
         copy.takes_over = request.takes_over
+        copy.site, copy.reads_at = Site(request.machine, request.zone), request.reads_at
         position = request.position
         if request.has_taken_over:
             if request.copy_id == self._offered_to:
@@ -218,6 +241,14 @@ class FollowService:
             raise InvalidRequestError(
                 f"the id of a copy has at most {COPY_ID_CHARS_MAX} characters"
             )
+        for kind, name in (("machine", request.machine), ("zone", request.zone)):
+            if name:
+                check_name(kind, name)
+        if request.reads_at:
+            try:
+                parse_address(request.reads_at)
+            except ConfigError as error:
+                raise InvalidRequestError(error.message) from None
         if request.broker_group != self._broker_group:
             raise WrongBrokerError(
                 f"this broker serves group {self._broker_group}, not {request.broker_group}"
@@ -268,7 +299,7 @@ class FollowService:
     def _note(self, copy: KnownCopy, position: int) -> None:
         copy.position, copy.at_ms = position, self._boot_ms()
         if copy.is_compared:
-            self.on_report(copy.copy_id, position)
+            self.on_report(copy.copy_id, position, copy.site)
 
     async def _compare(self, request: Follow) -> None:
         """

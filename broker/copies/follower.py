@@ -56,6 +56,7 @@ from ..store.group_commit import RunBlocking
 from .copied_log import CopiedLog, Tail
 from .folding import Folding
 from .follow_service import FOLLOW_BYTES_MAX
+from .placement import NOWHERE, Site
 
 log = logging.getLogger("keylane.broker")
 
@@ -101,6 +102,7 @@ class Follower:
         run_blocking: runs calls that read and write the folder.
         takes_over: True if the copy asks for the place of its broker when it cannot reach it.
         folding: keeps the copy ready to serve.
+        site: where the follower runs.
     """
 
     def __init__(
@@ -115,7 +117,9 @@ class Follower:
         rng: random.Random,
         takes_over: bool = False,
         folding: Folding | None = None,
+        site: Site = NOWHERE,
     ) -> None:
+        self._site = site
         self._files = files
         self._broker_group = broker_group
         self._meta = meta
@@ -131,6 +135,8 @@ class Follower:
         self._failures = LogFilter()
         self._copy: CopyFile | None = None
         self._log: CopiedLog | None = None
+        self.reads_at = ""
+        """The address at which the copy answers reads; "" if it answers none."""
         self._origin = "", ""
         """The broker's id and opening, as they are written in the folder; "" if they are not."""
         self._broker_first = -1
@@ -164,7 +170,14 @@ class Follower:
         return -1 if self._log is None else self._log.end
 
     @property
-    def _copy_id(self) -> str:
+    def durable(self) -> tuple[tuple[int, ...], int]:
+        """Where the segments of the copy begin, and the end of what no promotion cuts away."""
+        copied = self._log
+        return ((), -1) if copied is None else (copied.bases, min(self._durable_end, copied.end))
+
+    @property
+    def copy_id(self) -> str:
+        """The id of the copy."""
         return self._new_id if self._copy is None else self._copy.copy_id
 
     @property
@@ -187,9 +200,7 @@ class Follower:
         pauses = WAITS.pauses(self._rng)
         folding = None
         if self._folding is not None:
-            folding = start_task(
-                self._folding.run(lambda: min(self._durable_end, self.end)), name="folding"
-            )
+            folding = start_task(self._folding.run(lambda: self.durable), name="folding")
         try:
             while True:
                 try:
@@ -269,6 +280,8 @@ class Follower:
         await self._run_blocking(self._store, answer, payload)
         if begins:
             await self._compare_next()
+        else:
+            self._durable_end = max(self._durable_end, min(answer.end, self.end))
         self._log_progress()
 
     async def _compare_next(self) -> None:
@@ -292,7 +305,7 @@ class Follower:
             self._log_no_place("it is not complete")
             return False
         request = TakeOver(
-            copy_id=self._copy_id,
+            copy_id=self.copy_id,
             broker_id=self._origin[0],
             log_end=self._opened_log.whole_end,
         )
@@ -425,7 +438,7 @@ class Follower:
         """
         return Follow(
             self._broker_group,
-            self._copy_id,
+            self.copy_id,
             (self.end if tail is _COMPARED else tail.position) + unsynced_bytes,
             FOLLOW_BYTES_MAX,
             wait_ms,
@@ -433,7 +446,10 @@ class Follower:
             tail.crc,
             self._name,
             unsynced_bytes,
-            self._takes_over and self.is_complete,
+            takes_over=self._takes_over and self.is_complete,
+            machine=self._site.machine,
+            zone=self._site.zone,
+            reads_at=self.reads_at,
         )
 
     async def _ask(self, broker: BrokerClient, request: Follow) -> tuple[Followed, memoryview]:
@@ -483,14 +499,14 @@ class Follower:
         """Give the copy another id: another follower has a folder with this one, of which this
         folder was made, or which was made of it. Raises StorageError.
         """
-        before, self._new_id = self._copy_id, f"{self._rng.getrandbits(128):032x}"
+        before, self._new_id = self.copy_id, f"{self._rng.getrandbits(128):032x}"
         if self._copy is not None:
             self._copy = msgspec.structs.replace(self._copy, copy_id=self._new_id)
             write_copy_file(self._files, self._copy)
         log.warning(
             "another follower has a folder with the id of this copy, %s: this one is copy %s now",
             before,
-            self._copy_id,
+            self.copy_id,
         )
 
     def _store(self, answer: Followed, payload: memoryview) -> None:
@@ -541,7 +557,7 @@ class Follower:
                 copied.end,
             )
         self._copy = CopyFile(
-            copy_id=self._copy_id, broker_group=self._broker_group, complete_at=answer.end
+            copy_id=self.copy_id, broker_group=self._broker_group, complete_at=answer.end
         )
         write_copy_file(self._files, self._copy)
         self._removals.clear()
@@ -571,7 +587,7 @@ class Follower:
             self._no_place = problem
             log.warning(
                 "copy %s does not take the place of the broker of group %s: %s",
-                self._copy_id,
+                self.copy_id,
                 self._broker_group,
                 problem,
             )

@@ -34,6 +34,7 @@ from ..storage.files import Files
 from ..store.group_commit import RunBlocking
 from ..store.store import Store
 from .commitment import WAITS_FOR_COPIES, Commitment, decide_set
+from .placement import NOWHERE, Placement, Site
 
 log = logging.getLogger("keylane.broker")
 
@@ -80,6 +81,7 @@ class SetKeeper:
         known: set once a metaserver has known this opening of the folder.
         is_registered: returns True while the metaservers accept this opening.
         lag_ms: how long a commit waits for a copy before the broker asks to leave it out.
+        site: where the broker runs.
     """
 
     def __init__(
@@ -98,7 +100,9 @@ class SetKeeper:
         clock: Clock,
         rng: random.Random,
         lag_ms: int,
+        site: Site = NOWHERE,
     ) -> None:
+        self.site = site
         self._log = store.log
         self._wait = store.commit.copy_wait
         self._wait_flushed = store.commit.wait_flushed
@@ -127,6 +131,10 @@ class SetKeeper:
         """When a metaserver has said for the first time which copies count."""
         self._reported_ms: dict[str, int] = {}
         """By copy, when it reported last."""
+        self._sites: dict[str, Site] = {}
+        """By copy, where it runs."""
+        self._logged: dict[str, str] = {}
+        """What was logged of machines that are shared."""
         self._away: dict[str, Away] = {}
         self._event = asyncio.Event()
         self.on_copied: Callable[[], None] = lambda: None
@@ -186,6 +194,29 @@ class SetKeeper:
         late = ", ".join(sorted(missing))
         return f"acks wait for copies ({late or 'unknown'}), and no metaserver has left them out"
 
+    def shared_machines(self) -> dict[str, str]:
+        """Return, by copy on a machine with the broker or a copy of the set, a sentence that says
+        so; nothing where an operator has allowed it.
+        """
+        stored = self.stored
+        if stored is None or stored.wanted == 1 or stored.may_share_machine:
+            return {}
+        placement = self._placement(stored)
+        sentences = {}
+        for copy_id in sorted(self._sites):
+            if neighbour := placement.neighbour(copy_id, stored.members):
+                machine = self._sites[copy_id].machine
+                where = f"the copy {copy_id} is on the same machine as {neighbour} ({machine})"
+                sentences[copy_id] = (
+                    f"{where}, and leaves the set once acks can do without it"
+                    if copy_id in stored.members
+                    else f"{where}, so acks do not wait for it"
+                )
+        return sentences
+
+    def _placement(self, stored: CopySet) -> Placement:
+        return Placement(self.site, self._sites, stored.may_share_machine)
+
     # ── from copies ───────────────────────────────────────────────────────────────────────────────
     def may_be_ahead(self, copy_id: str) -> bool:
         """Return True if acks wait for a copy, or may do so soon: under load, a copy that gets only
@@ -200,13 +231,14 @@ class SetKeeper:
             and len(stored.members) < stored.wanted - 1
         )
 
-    def note_report(self, copy_id: str, position: int) -> None:
-        """Note that a copy has synced the log up to a position."""
+    def note_report(self, copy_id: str, position: int, site: Site = NOWHERE) -> None:
+        """Note where a copy runs, and that it has synced the log up to a position."""
         is_new = copy_id not in self.commitment.synced
         if is_new and len(self._reported_ms) >= REMEMBERED_MAX:
             self._forget_oldest()
         self.commitment.synced[copy_id] = position
         self._reported_ms[copy_id] = self._boot_ms()
+        self._sites[copy_id] = site
         self._copies_changed()
         if is_new:
             self._event.set()
@@ -215,7 +247,13 @@ class SetKeeper:
         """Forget the copy that has not reported for the longest time, unless it counts."""
         others = self._reported_ms.keys() - self.commitment.counted
         oldest = min(others, key=self._reported_ms.__getitem__)
-        for by_copy in (self.commitment.synced, self._reported_ms, self._away):
+        for by_copy in (
+            self.commitment.synced,
+            self._reported_ms,
+            self._sites,
+            self._logged,
+            self._away,
+        ):
             by_copy.pop(oldest, None)
 
     def _copies_changed(self) -> None:
@@ -275,9 +313,18 @@ class SetKeeper:
             is_late=self._is_late(now_ms),
             candidates=self._candidates(now_ms),
             silent=self._silent(now_ms),
+            placement=self._placement(stored),
         )
+        self._log_shared_machines()
         if members is not None and members != self.commitment.members:
             await self._propose(members)
+
+    def _log_shared_machines(self) -> None:
+        sentences = self.shared_machines()
+        for copy_id, sentence in sentences.items():
+            if self._logged.get(copy_id) != sentence:
+                log.warning("broker group %s: %s", self._broker_group, sentence)
+        self._logged = sentences
 
     def _is_late(self, now_ms: int) -> bool:
         """Return True if a copy has kept a commit, or the clients, waiting for too long."""

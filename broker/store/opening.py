@@ -118,7 +118,8 @@ class Recovery:
 
     def read(self, end: int) -> bool:
         """
-        Apply the whole records before `end`, all of which are durable. Blocks.
+        Apply the whole records before `end`, all of which are durable. Readers of the index find
+        their batches. Blocks.
 
         Returns:
             False if the log is damaged; `finish` finds out what is lost.
@@ -126,6 +127,7 @@ class Recovery:
         position, is_intact = visit_records(
             self._files, self._visitor, start=self.position, end=end
         )
+        self._dispatch.flush()
         self.position = position
         self._durable_end = max(self._durable_end, position)
         return is_intact

@@ -179,8 +179,9 @@ async def _start_cluster(
         for each in copied:
             await stack.enter_async_context(_following(each, network))
         for group in addresses:
-            if (await admin.copies(group)).wanted != copies:
-                await admin.set_copies(group, copies)
+            stored = await admin.copies(group)
+            if (stored.wanted, stored.may_share_machine) != (copies, copies > 1):
+                await admin.set_copies(group, copies, may_share_machine=copies > 1)
         for subject in subjects:
             await admin.create_subject(subject)
     return DevCluster(
@@ -244,7 +245,10 @@ def _copies_line(copies: int) -> list[str]:
     if copies == 1:
         return []
     folders = counted(copies, "data folder")
-    return [f"  each has {folders} on this machine; acks wait for those that are up to date"]
+    return [
+        f"  each has {folders}; acks wait for those that are up to date",
+        "  all are on this machine, which may lose them at once",
+    ]
 
 
 def run_dev(

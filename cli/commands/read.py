@@ -63,6 +63,7 @@ async def read_subject(
     partition: int | None,
     limit: int | None,
     follow: bool,
+    from_copies: bool,
 ) -> None:
     """Print messages until all have been read, `limit` have been printed, or the command is
     interrupted.
@@ -80,6 +81,7 @@ async def read_subject(
         partition=partition,
         tags=tags or None,
         follow=follow,
+        from_copies=from_copies,
         wait_s=WAIT_S.get(),
     )
     printed = 0

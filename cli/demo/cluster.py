@@ -117,7 +117,7 @@ class DemoCluster:
         """Start the copy of a broker's data folder, and wait until acks wait for it."""
         group = f"broker-{BROKER_TO_LOSE}"
         self.copy.start()
-        await self.admin.set_copies(group, 2)
+        await self.admin.set_copies(group, 2, may_share_machine=True)
         while not (await self.admin.copies(group)).members:
             self.check()
             await asyncio.sleep(0.05)

@@ -43,6 +43,7 @@ from ...protocol.settings import check_no_problems, flag_problems, is_within, wh
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections, clean_up, gather_limited
+from ...rpc.copied_reads import CopiedReads
 from ...rpc.environment import Environment, environment_of
 from ...rpc.loop_binding import LoopBoundClient
 from ..decode import read_messages
@@ -70,10 +71,16 @@ CHUNKS_MAX = 8
 
 
 def check_arguments(
-    *, key: object, partition: object, where: object, follow: object, codec: Codec[V] | None
+    *,
+    key: object,
+    partition: object,
+    where: object,
+    follow: object,
+    from_copies: object = False,
+    codec: Codec[V] | None,
 ) -> None:
     """Check a reader's arguments other than `start` and `stop`. Raises ConfigError."""
-    check_no_problems(flag_problems(follow=follow))
+    check_no_problems(flag_problems(follow=follow, from_copies=from_copies))
     if codec is not None:
         check_codec(codec)
     if key is not None and (not isinstance(key, bytes | str) or not key):
@@ -167,6 +174,7 @@ class Reader(LoopBoundClient, Generic[V]):
         tags: Collection[str] | None = None,
         where: Callable[[Message[V]], bool] | None = None,
         follow: bool = False,
+        from_copies: bool = False,
         codec: Codec[V] | None = None,
         call_timeout_ms: int = 5_000,
         wait_s: float = 0,
@@ -196,6 +204,8 @@ class Reader(LoopBoundClient, Generic[V]):
             tags: only messages with at least one of these tags.
             where: only messages for which this function returns True; it runs in the event loop.
             follow: continue with messages that are stored later, across later resizes and moves.
+            from_copies: read from copies of the brokers' data folders that serve reads, and from a
+                broker only what they do not have yet.
 
         Raises:
             ConfigError, InvalidRequestError: an argument is invalid; for example, `start` or `stop`
@@ -204,7 +214,14 @@ class Reader(LoopBoundClient, Generic[V]):
         check_name("subject", subject)
         self._addresses = parse_addresses(meta)
         partition = partition if (partition_id := whole(partition)) is None else partition_id
-        check_arguments(key=key, partition=partition, where=where, follow=follow, codec=codec)
+        check_arguments(
+            key=key,
+            partition=partition,
+            where=where,
+            follow=follow,
+            from_copies=from_copies,
+            codec=codec,
+        )
         self._environment = environment_of(_environment)
         now_ms = self._environment.clock.wall_ms()
         self._wanted: _Wanted[V] = _Wanted(
@@ -229,6 +246,11 @@ class Reader(LoopBoundClient, Generic[V]):
             tls=tls,
             token=token,
         )
+        self._copies = (
+            CopiedReads(self._connections.broker_at, self._environment.clock.boot_ms)
+            if from_copies
+            else None
+        )
         self._pauses: Pauses = Backoff(first_ms=POLL_MS).pauses(self._environment.new_rng())
         self._reset()
 
@@ -239,7 +261,7 @@ class Reader(LoopBoundClient, Generic[V]):
         self._buffer: deque[Message[V]] = deque()
         self._positions: dict[int, int] = {}
         self._failures = FailureTracker(self._wanted.subject, follows=self._wanted.follows)
-        self._open_reads = OpenReads(self._environment.clock)
+        self._open_reads = OpenReads(self._environment.clock, self._copies)
 
     def __repr__(self) -> str:
         where, state = ", ".join(self._addresses), self._connections.loop_binding.state

@@ -15,6 +15,7 @@ from ...protocol.errors import ClosedError
 from ...protocol.frames import Answer, Batches, Read
 from ...protocol.limits import READ_WAIT_MS
 from ...rpc.client import BrokerClient
+from ...rpc.copied_reads import CopiedReads
 from ...rpc.race import start_task
 
 POLL_MS = 200
@@ -34,10 +35,17 @@ class _OpenRead:
 
 
 class OpenReads:
-    """The open reads of one reader, by partition."""
+    """
+    The open reads of one reader, by partition.
 
-    def __init__(self, clock: Clock) -> None:
+    Args:
+        copies: reads what is stored from copies; None if only brokers are asked. Long polls wait at
+            brokers.
+    """
+
+    def __init__(self, clock: Clock, copies: CopiedReads | None = None) -> None:
         self._clock = clock
+        self._copies = copies
         self._reads: dict[int, _OpenRead] = {}
         self._replied = asyncio.Event()
 
@@ -78,7 +86,13 @@ class OpenReads:
         """
         read = self._reads.get(partition_id)
         if read is None:
-            task = start_task(broker.call(Read(partition_id, offset, bytes_max)), name="read")
+            request = Read(partition_id, offset, bytes_max)
+            call = (
+                broker.call(request)
+                if (copies := self._copies) is None
+                else copies.call(broker, request)
+            )
+            task = start_task(call, name="read")
             read = self._reads[partition_id] = _OpenRead(broker.address, task)
         try:
             if not read.task.done():

@@ -53,7 +53,7 @@ def read_copy_set(connection: Connection, broker_group: str) -> CopySet:
 
 def set_copies(connection: Connection, broker_group: str, request: SetCopies) -> CopySet:
     """
-    Set how many data folders a broker group is to have.
+    Set how many data folders a broker group is to have, and where.
 
     Raises:
         NotFoundError
@@ -66,9 +66,14 @@ def set_copies(connection: Connection, broker_group: str, request: SetCopies) ->
         )
     _lock_broker(connection, broker_group)
     stored = _read(connection, broker_group)
-    if (stored.wanted, stored.least) == (request.wanted, least):
-        return stored
-    return _store(connection, broker_group, replace(stored, wanted=request.wanted, least=least))
+    may_share = request.may_share_machine
+    changed = replace(
+        stored,
+        wanted=request.wanted,
+        least=least,
+        may_share_machine=stored.may_share_machine if may_share is None else may_share,
+    )
+    return stored if changed == stored else _store(connection, broker_group, changed)
 
 
 def change_copy_set(connection: Connection, broker_group: str, request: ChangeCopySet) -> CopySet:
@@ -259,6 +264,7 @@ def _read(connection: Connection, broker_group: str) -> CopySet:
         promoted=row.promoted,
         durable_end=row.durable_end,
         handing_to=row.handing_to if row.is_offered else "",
+        may_share_machine=row.may_share_machine,
     )
 
 
@@ -287,6 +293,7 @@ def _write(connection: Connection, broker_group: str, stored: CopySet) -> None:
         "promoted": stored.promoted,
         "durable_end": stored.durable_end,
         "handing_to": stored.handing_to,
+        "may_share_machine": stored.may_share_machine,
     }
     insert_new(connection, copy_sets, values)
     connection.execute(

@@ -1,10 +1,11 @@
-"""Balances broker groups: reads what a plan needs, and moves partitions by itself if that is
-switched on. Does network I/O and runs SQL; the decisions are made in `balance_plan.py`.
+"""Balances broker groups: reads what a plan needs, and moves partitions and hands over by itself if
+that is switched on. Does network I/O and runs SQL; the decisions are made in `balance_plan.py` and
+`master_plan.py`.
 
     every balance_interval_ms, if the setting `balance` is on and no operator has stopped it
       ─▶ one metaserver has the duty
       ─▶ no partition is being moved
-      ─▶ the first move of a new plan begins
+      ─▶ the first hand-over of a new plan is done, else its first move begins
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from dataclasses import dataclass, replace
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from ...protocol.copies import HandOver
 from ...protocol.errors import KeylaneError
 from ...protocol.ids import BrokerGroup, check_name
 from ...protocol.log_filter import LogFilter
 from ...protocol.membership.views import BrokerView
 from ...protocol.operations import (
+    BalanceHandOver,
     BalanceMove,
     BalancePlan,
     LeftOut,
@@ -41,6 +44,7 @@ from ..sql.duties import take_duty
 from ..sql.schema import facts, operations, partitions, subjects
 from .balance_plan import PlacedPartition, plan_balance
 from .driver import CALL_TIMEOUT_MS, OperationDriver
+from .master_plan import PlacedMaster, place_master, plan_masters
 
 log = logging.getLogger("keylane.metaserver")
 DUTY = "balance"
@@ -57,6 +61,10 @@ class BalanceInputs:
     addresses: Mapping[BrokerGroup, str]
     """Maps each broker group that is balanced to its address."""
     fixed: Mapping[BrokerGroup, int]
+    complete: Mapping[BrokerGroup, bool]
+    """By broker group, whether as many data folders as wanted have everything. Empty if none has
+    copies.
+    """
     left_out_groups: tuple[LeftOut, ...]
     left_out_subjects: tuple[LeftOut, ...]
     stopped: bool
@@ -116,6 +124,11 @@ def read_balance_inputs(connection: Connection, excluded: Collection[str] = ()) 
         movable=tuple(movable),
         addresses={group: views[group].address for group in loads},
         fixed={group: load - movable_counts[group] for group, load in loads.items()},
+        complete={
+            group: views[group].folders >= views[group].folders_wanted
+            for group in loads
+            if any(views[each].folders_wanted > 1 for each in loads)
+        },
         left_out_groups=tuple(
             LeftOut(name=name, reason="it is excluded" if name in excluded else _reason(view))
             for name, view in views.items()
@@ -154,9 +167,10 @@ def store_stopped(connection: Connection, stopped: bool) -> None:
 
 class Balancer:
     """
-    Plans moves and, if `enabled`, begins them one at a time.
+    Plans moves and hand-overs and, if the setting `balance` is on, begins them one at a time.
 
     Args:
+        hand_over: lets the broker of a group hand over to a copy.
         holder: this metaserver's unique id.
         wait_until_settled: waits until the database has been compared with the brokers.
     """
@@ -170,7 +184,9 @@ class Balancer:
         *,
         holder: str,
         wait_until_settled: Callable[[], Awaitable[None]],
+        hand_over: Callable[[str, HandOver], Awaitable[object]],
     ) -> None:
+        self._hand_over = hand_over
         self._database = database
         self._network = network
         self._operations = operations
@@ -199,7 +215,9 @@ class Balancer:
         for name in excluded:
             check_name("broker group", name)
         inputs = await self._database.read(read_balance_inputs, excluded)
-        rates, unknown = await self._read_rates(inputs.addresses)
+        (rates, unknown), masters = await asyncio.gather(
+            self._read_rates(inputs.addresses), self._read_masters(inputs)
+        )
         movable = [
             replace(each, bytes_per_s=rates.get(each.partition_id, 0)) for each in inputs.movable
         ]
@@ -208,6 +226,7 @@ class Balancer:
         )
         return BalancePlan(
             moves=tuple(moves),
+            hand_overs=tuple(plan_masters(masters)),
             broker_groups=tuple(inputs.addresses),
             left_out_groups=inputs.left_out_groups,
             left_out_subjects=inputs.left_out_subjects,
@@ -234,10 +253,11 @@ class Balancer:
                 if line := self._failures.count_failure(error.message, now_ms):
                     log.warning("balancing failed and will be tried again: %s", line)
 
-    async def run_once(self) -> BalanceMove | None:
+    async def run_once(self) -> BalanceMove | BalanceHandOver | None:
         """
-        Begin the first move of a new plan and return it. Return None if balancing is switched off
-        or stopped, another metaserver does it, a partition is being moved, or all is balanced.
+        Do the first hand-over of a new plan, or begin its first move, and return it. Return None if
+        balancing is switched off or stopped, another metaserver does it, a partition is being
+        moved, or all is balanced.
 
         Raises:
             KeylaneError: the move cannot begin; nothing was changed.
@@ -248,10 +268,14 @@ class Balancer:
         if not await self._database.renew(take_duty, DUTY, holder=self._holder, lease_ms=lease_ms):
             return None
         await self._wait_until_settled()
-        moves = (await self.plan()).moves
-        if not moves or not await self._database.read(_is_due):
+        plan = await self.plan()
+        if not (plan.moves or plan.hand_overs) or not await self._database.read(_is_due):
             return None
-        move = moves[0]
+        if plan.hand_overs and await self._do_hand_over(plan.hand_overs[0]):
+            return plan.hand_overs[0]
+        if not plan.moves:
+            return None
+        move = plan.moves[0]
         log.info(
             "balancing moves partition %d of %s from %s to %s: %s",
             *(move.partition_id, move.subject, move.source, move.target, move.reason),
@@ -264,6 +288,37 @@ class Balancer:
             )
         )
         return move
+
+    async def _do_hand_over(self, planned: BalanceHandOver) -> bool:
+        """Let a copy take its broker's place. Return False if that is refused: partitions are
+        balanced nevertheless.
+        """
+        log.info(
+            "balancing hands broker group %s over from %s to %s: %s",
+            *(planned.broker_group, planned.source, planned.target, planned.reason),
+        )
+        try:
+            await self._hand_over(planned.broker_group, HandOver(copy_id=planned.copy_id))
+        except KeylaneError as error:
+            log.warning("%s is not handed over: %s", planned.broker_group, error.message)
+            return False
+        return True
+
+    async def _read_masters(self, inputs: BalanceInputs) -> list[PlacedMaster]:
+        """Ask the brokers where they and their copies are. One that does not answer has an
+        incomplete set.
+        """
+
+        async def read(group: BrokerGroup, is_complete: bool) -> PlacedMaster:
+            address = inputs.addresses[group]
+            broker = BrokerClient(self._network, address, timeout_ms=CALL_TIMEOUT_MS)
+            try:
+                health = await broker.health()
+            except KeylaneError:
+                return PlacedMaster(broker_group=group, host="", copies={}, is_complete=False)
+            return place_master(group, address, health, is_complete=is_complete)
+
+        return await asyncio.gather(*(read(*each) for each in inputs.complete.items()))
 
     async def _read_rates(
         self, addresses: Mapping[BrokerGroup, str]

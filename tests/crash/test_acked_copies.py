@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,13 +49,23 @@ def promote(cluster: Cluster, folder: Path, *more: str) -> subprocess.CompletedP
     )
 
 
+def run_command(cluster: Cluster, *words: str) -> list[Any]:
+    """Run a command, and return the objects that it prints."""
+    command = [sys.executable, "-m", "keylane.cli", *words, "--meta", cluster.meta]
+    run = subprocess.run(
+        [*command, "--output", "json"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.stdout, run.stderr
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
 async def test_every_acked_message_is_on_the_copy_when_the_folder_is_gone(
     cluster: Cluster, spare: Spare, tmp_path: Path
 ) -> None:
     await cluster.create(SUBJECT, partitions=3)
     spare.start()
     async with Admin(cluster.meta) as admin:
-        assert (await admin.set_copies("g1", 2)).wanted == 2
+        assert (await admin.set_copies("g1", 2, may_share_machine=True)).wanted == 2
     await wait_for_members(cluster.meta, 1)
     acked: list[int] = []
     sending = asyncio.create_task(send_until_killed(cluster.meta, acked))
@@ -88,7 +100,7 @@ async def test_acks_go_on_without_a_copy_that_was_stopped(cluster: Cluster, spar
     await cluster.create(SUBJECT)
     spare.start()
     async with Admin(cluster.meta) as admin:
-        await admin.set_copies("g1", 2)
+        await admin.set_copies("g1", 2, may_share_machine=True)
     await wait_for_members(cluster.meta, 1)
     await asyncio.to_thread(spare.kill)
     async with Producer(cluster.meta) as producer:
@@ -109,7 +121,7 @@ async def test_ack_waits_for_a_copy_that_was_killed_when_it_needs_two_folders(
     await cluster.create(SUBJECT)
     spare.start()
     async with Admin(cluster.meta) as admin:
-        assert (await admin.set_copies("g1", 2, least=2)).least == 2
+        assert (await admin.set_copies("g1", 2, least=2, may_share_machine=True)).least == 2
         await wait_for_members(cluster.meta, 1)
         await asyncio.to_thread(spare.kill)
         async with Producer(cluster.meta) as producer:
@@ -123,6 +135,37 @@ async def test_ack_waits_for_a_copy_that_was_killed_when_it_needs_two_folders(
             assert (await asyncio.wait_for(sending, 60)).copies == 2
 
 
+async def test_acks_wait_for_a_copy_on_the_brokers_machine_only_if_somebody_says_so(
+    cluster: Cluster, spare: Spare, tmp_path: Path
+) -> None:
+    """One on another machine joins; the other one says in the command why it does not."""
+    await cluster.create(SUBJECT)
+    spare.start()
+    async with Admin(cluster.meta) as admin:
+        await admin.set_copies("g1", 3)
+    there = Spare(cluster, tmp_path / "there", "--machine", "m2", "--zone", "z2")
+    there.start()
+    try:
+        await wait_for_members(cluster.meta, 1)
+        async with Producer(cluster.meta) as producer:
+            assert (await producer.send(SUBJECT, b"one", key=b"k")).copies == 2
+        await asyncio.sleep(1)
+        [view] = await asyncio.to_thread(run_command, cluster, "broker", "copies", "g1")
+        counted, refused = view["copies"]
+        assert (counted["in_set"], counted["machine"], counted["zone"]) == (True, "m2", "z2")
+        assert not refused["in_set"]
+        assert refused["machine"] == view["machine"]
+        assert "on the same machine as the broker" in refused["shared_machine"]
+        found = await asyncio.to_thread(run_command, cluster, "cluster", "check")
+        assert refused["shared_machine"] in {each["problem"] for each in found[0]["findings"]}
+        await asyncio.to_thread(
+            run_command, cluster, "broker", "copies", "g1", "--allow-one-machine"
+        )
+        await wait_for_members(cluster.meta, 2)
+    finally:
+        await asyncio.to_thread(there.kill)
+
+
 async def test_copy_that_lacks_acked_messages_serves_when_an_operator_has_accepted_that(
     cluster: Cluster, spare: Spare, tmp_path: Path
 ) -> None:
@@ -130,7 +173,7 @@ async def test_copy_that_lacks_acked_messages_serves_when_an_operator_has_accept
     await cluster.create(SUBJECT, partitions=1)
     spare.start()
     async with Admin(cluster.meta) as admin:
-        await admin.set_copies("g1", 2)
+        await admin.set_copies("g1", 2, may_share_machine=True)
     await wait_for_members(cluster.meta, 1)
     async with Producer(cluster.meta) as producer:
         assert (await producer.send(SUBJECT, b"1", key=b"k")).copies == 2

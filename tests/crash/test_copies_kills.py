@@ -121,7 +121,7 @@ class CopiesStage:
         try:
             async with Admin(self.cluster.meta) as admin:
                 await _create(admin)
-                await admin.set_copies("g1", 1 + COPIES)
+                await admin.set_copies("g1", 1 + COPIES, may_share_machine=True)
             for copy in self.copies:
                 await asyncio.to_thread(copy.start, follows=True)
             self._sending = asyncio.create_task(self._send())

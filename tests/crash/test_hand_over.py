@@ -149,7 +149,7 @@ async def test_hand_over_is_refused_and_changes_nothing_where_no_copy_could_take
             await stage.find_broker()
             assert stage.broker is broker
             assert (await admin.copies("g1")).term == 0
-            await admin.set_copies("g1", 1 + COPIES)
+            await admin.set_copies("g1", 1 + COPIES, may_share_machine=True)
             await stage.wait_for_members(1)
             both = await asyncio.gather(
                 admin.hand_over("g1"), admin.hand_over("g1"), return_exceptions=True

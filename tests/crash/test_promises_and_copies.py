@@ -154,7 +154,7 @@ async def test_owners_go_on_when_a_copy_takes_over_right_after_the_database_was_
             print(f"owners_back_after_take_over_ms {(time.monotonic() - killed_s) * 1000:.0f}")
             await asyncio.sleep(2 * TTL_S)
             assert stage.owners(killed_s) == before, "everybody keeps what it has"
-        stage._sends = False
+        await stage.end_sending()
         await eventually(lambda: {int(each.message.value) for each in stage.handled}
                          >= set(stage.acked))  # fmt: skip
     stage.judge()
@@ -185,7 +185,7 @@ async def test_next_owner_waits_for_a_promise_when_the_broker_that_gave_it_is_ki
         last_s = max(each.ended_s for each in stage.handled if each.consumer == "cut")
         print(f"cut_owner_stops_after_ms {(last_s - killed_s) * 1000:.0f}")
         assert SLOW_S < last_s - killed_s < TTL_S, "it handles on, and its partitions are not stuck"
-        stage._sends = False
+        await stage.end_sending()
         await eventually(lambda: {int(each.message.value) for each in stage.handled}
                          >= set(stage.acked))  # fmt: skip
     await network.close()

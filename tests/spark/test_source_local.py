@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import time
+import urllib.request
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
@@ -11,6 +14,7 @@ import pytest
 from pyspark.errors import AnalysisException, PythonException
 
 from keylane import Producer
+from keylane.admin import Admin
 from keylane.protocol.errors import (
     ConfigError,
     CorruptBatchError,
@@ -22,6 +26,7 @@ from keylane.protocol.message import Message
 from keylane.spark import ordered
 from keylane.spark.failure import parse_error
 from keylane.spark.schema import spark_schema
+from support.brokers.spare import Spare
 from support.shelves import Sent
 
 SUBJECT = "flights"
@@ -111,6 +116,40 @@ def test_rows_are_the_log_in_its_order(load, filled):
         assert (bytes(row["key"]), bytes(row["value"])) == (stored.key, stored.value)
         offsets[row["partition"]] += 1
     assert offsets == {number: len(messages) for number, messages in filled.log.items()}
+
+
+def test_rows_come_from_a_copy_that_serves_reads(load, filled, file_cluster, tmp_path):
+    """The other broker has no copy, and is asked for its rows."""
+    spare = Spare(file_cluster, tmp_path / "copy", "--serve-reads", "true")
+    spare.start()
+    try:
+        copy = asyncio.run(copy_of_g1(filled.meta))
+        pattern = re.compile(r"^keylane_copy_read_bytes_total (\S+)$", re.MULTILINE)
+
+        def bytes_read() -> float:
+            with urllib.request.urlopen(f"http://{copy}/metrics") as answer:
+                return float(pattern.findall(answer.read().decode())[0])
+
+        until = time.monotonic() + 60
+        while not bytes_read():
+            assert time.monotonic() < until
+            assert load(fromCopies="true").count() == COUNT
+    finally:
+        spare.kill()
+    assert load(fromCopies="true").count() == COUNT
+
+
+async def copy_of_g1(meta: str) -> str:
+    """Return the address of the copy of g1 once it has everything."""
+    async with Admin(meta) as admin, asyncio.timeout(60):
+        brokers = (await admin.list_brokers()).brokers
+        [address] = [each.address for each in brokers if each.broker_group == "g1"]
+        while True:
+            details = (await admin.broker_health(address)).details
+            for view in details["copies"].values():
+                if view["reads_at"] and not view["bytes_behind"]:
+                    return view["reads_at"]
+            await asyncio.sleep(0.1)
 
 
 def test_each_key_keeps_its_order(load, filled):

@@ -50,6 +50,7 @@ MACHINE = [
     "*/__main__.py",
     "cli/*",
     "rpc/program.py",  # a program sets its umask
+    "rpc/operating/machine.py",
     "rpc/operating/service_manager.py",  # systemd gives its socket in variables
     "outbox/client.py",  # so does the holder of a lease
     "rpc/loop_binding.py",  # hears of a fork

@@ -107,7 +107,10 @@ class KeylaneCopies(Keylane):
 
     title = "keylane, three data folders"
     promise = "written and fsynced by the broker and by two copies of its folder"
-    settings = "two followers, `failover = true`, and `keylane broker copies g1 --wanted 3`"
+    settings = (
+        "two followers, `failover = true`, and "
+        "`keylane broker copies g1 --wanted 3 --allow-one-machine`"
+    )
     sends_per_second = 200_000
     senders = ("each", "all")
     handlers = ("each",)
@@ -133,7 +136,7 @@ class KeylaneCopies(Keylane):
         from keylane import Admin
 
         async with asyncio.timeout(60), Admin(self.where["meta"]) as admin:
-            await admin.set_copies("g1", FOLDERS)
+            await admin.set_copies("g1", FOLDERS, may_share_machine=True)
             while len((await admin.copies("g1")).members) < FOLDERS - 1:
                 await asyncio.sleep(0.1)
 

@@ -234,6 +234,13 @@ def broker_copies(
             "default 2 of three and more, otherwise 1.",
         ),
     ] = None,
+    allow_one_machine: Annotated[
+        bool | None,
+        Option(
+            "--allow-one-machine/--no-allow-one-machine",
+            help="Let copies count that are on one machine, with the broker or with each other.",
+        ),
+    ] = None,
     common: CommonOptions,
 ) -> None:
     """
@@ -244,7 +251,13 @@ def broker_copies(
     """
     from .copies import show_copies
 
-    common.run(show_copies, group=group, wanted=wanted, least=least)
+    common.run(
+        show_copies,
+        group=group,
+        wanted=wanted,
+        least=least,
+        allow_one_machine=allow_one_machine,
+    )
 
 
 @broker_app.add("hand-over", shows="..admin:HandedOver")

@@ -5,7 +5,9 @@ and how far each copy is behind, as the broker says.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from ....admin import Admin, CopySet, HandedOver, Health
@@ -28,6 +30,10 @@ class CopyView(Struct, frozen=True, kw_only=True):
     """How many bytes of the broker's durable log it lacks; None if the broker does not know it, or
     cannot be asked.
     """
+    machine: str = ""
+    zone: str = ""
+    shared_machine: str = ""
+    """A sentence with whom it shares its machine; "" if with none, or that is allowed."""
 
 
 class CopiesView(Struct, frozen=True, kw_only=True):
@@ -48,16 +54,27 @@ class CopiesView(Struct, frozen=True, kw_only=True):
     """How often a copy was promoted."""
     version: int
     """How often the set was changed."""
+    may_share_machine: bool
+    """True if copies on one machine may count."""
+    machine: str
+    """The machine of the broker."""
+    zone: str
     broker_problem: str
     """The reason why the broker could not be asked; "" if it was."""
 
 
 async def show_copies(
-    meta: str, output: OutputFormat, *, group: str, wanted: int | None, least: int | None = None
+    meta: str,
+    output: OutputFormat,
+    *,
+    group: str,
+    wanted: int | None,
+    least: int | None = None,
+    allow_one_machine: bool | None = None,
 ) -> None:
     """
-    Show the copies of a broker group, after setting how many folders there are to be, if `wanted`
-    is given.
+    Show the copies of a broker group, after setting how many folders there are to be, and whether
+    copies on one machine may count, if these are given.
 
     Raises:
         ConfigError: `least` is given without `wanted`.
@@ -67,19 +84,23 @@ async def show_copies(
         raise ConfigError("--least goes with --wanted")
     with showing(f"waiting for {meta}"):
         async with open_admin(meta) as admin:
-            stored = await (
-                admin.copies(group)
-                if wanted is None
-                else admin.set_copies(group, wanted, least=least)
-            )
-            lags, problem = await _ask_broker(admin, group)
-    view = join_copies(group, stored, lags, problem)
+            stored = await admin.copies(group)
+            if wanted is not None or allow_one_machine is not None:
+                stored = await admin.set_copies(
+                    group,
+                    wanted or stored.wanted,
+                    least=least if wanted else stored.least,
+                    may_share_machine=allow_one_machine,
+                )
+            details, problem = await _ask_broker(admin, group)
+    view = join_copies(group, stored, details, problem)
     if output is not OutputFormat.TABLE:
         show_data(output, view)
         return
     title = title_of(view)
     if view.copies:
-        show_table(make_table(title, ("copy", "in the set", "bytes behind#"), rows_of(view)))
+        columns = ("copy", "in the set", "bytes behind#", "zone", "machine")
+        show_table(make_table(title, columns, rows_of(view)))
     else:
         show_line(title)
     for line in advice_lines(view):
@@ -95,50 +116,54 @@ def show_handed_over(done: HandedOver) -> None:
     )
 
 
-async def _ask_broker(admin: Admin, group: str) -> tuple[dict[str, int], str]:
-    """Return how many bytes each copy is behind, and the reason why the broker does not say so."""
+async def _ask_broker(admin: Admin, group: str) -> tuple[Mapping[str, Any], str]:
+    """Return what the broker of a group says of itself, and the reason why it says nothing."""
     try:
         for broker in (await admin.list_brokers()).brokers:
             if broker.broker_group == group:
                 health = await fetch_health(broker.address)
-                return read_lags(health, group, broker.address), ""
+                return check_group(health, group, broker.address), ""
         raise NotSentError(f"no metaserver knows the broker of group {group}")
     except KeylaneError as error:
         return {}, error.message
 
 
-def read_lags(health: Health, group: str, address: str) -> dict[str, int]:
-    """Return how many bytes each copy is behind. Raises NotSentError if the health is not that of
-    the group's broker.
-    """
+def check_group(health: Health, group: str, address: str) -> Mapping[str, Any]:
+    """Return the details of a health. Raises NotSentError if it is not that of the broker."""
     found = health.details.get("broker_group")
     if found != group:
         raise NotSentError(f"the broker at {address} is one of group {found}, not of {group}")
-    copies = health.details.get("copies")
-    return {
-        copy_id: lag
-        for copy_id, view in (copies.items() if isinstance(copies, Mapping) else ())
-        if isinstance(view, Mapping) and isinstance(lag := view.get("bytes_behind"), int)
-    }
+    return health.details
 
 
 def join_copies(
-    group: str, stored: CopySet, lags: Mapping[str, int], problem: str = ""
+    group: str, stored: CopySet, details: Mapping[str, Any], problem: str = ""
 ) -> CopiesView:
-    """Join what a metaserver and the broker know: first the copies of the set, then the others."""
-    others = sorted(lags.keys() - set(stored.members))
+    """
+    Join what a metaserver and the broker know: first the copies of the set, then the others.
+
+    Args:
+        details: those of the broker's health.
+    """
+    known = details.get("copies", {})
+    others = sorted(known.keys() - set(stored.members))
     return CopiesView(
         broker_group=group,
         wanted=stored.wanted,
         least=stored.least,
         acks_wait_for=len(stored.members),
         copies=tuple(
-            CopyView(copy_id=each, in_set=each in stored.members, bytes_behind=lags.get(each))
+            msgspec.convert(
+                {**known.get(each, {}), "copy_id": each, "in_set": each in stored.members}, CopyView
+            )
             for each in (*sorted(stored.members), *others)
         ),
         promoted=stored.promoted,
         term=stored.term,
         version=stored.version,
+        may_share_machine=stored.may_share_machine,
+        machine=details.get("machine", ""),
+        zone=details.get("zone", ""),
         broker_problem=problem,
     )
 
@@ -148,13 +173,22 @@ def title_of(view: CopiesView) -> str:
     waits_for = counted(view.acks_wait_for, "copy", "copies") if view.acks_wait_for else "no copy"
     folders = counted(view.wanted, "data folder")
     least = f", of which {view.least} must have a message" if view.least > 1 else ""
-    return f"{view.broker_group} is to have {folders}{least}; acks wait for {waits_for}"
+    zone = f" in zone {view.zone}" if view.zone else ""
+    where = f"; the broker is on machine {view.machine}{zone}" if view.machine else ""
+    return f"{view.broker_group} is to have {folders}{least}; acks wait for {waits_for}{where}"
 
 
-def rows_of(view: CopiesView) -> list[tuple[str, str, str | None]]:
+def rows_of(view: CopiesView) -> list[tuple[str | None, ...]]:
     """Return a table row for each copy."""
     return [
-        (each.copy_id, "yes" if each.in_set else "no", _lag(each, view)) for each in view.copies
+        (
+            each.copy_id,
+            "yes" if each.in_set else "no",
+            _lag(each, view),
+            each.zone or None,
+            each.machine or None,
+        )
+        for each in view.copies
     ]
 
 
@@ -181,6 +215,16 @@ def advice_lines(view: CopiesView) -> list[str]:
         lines.append(
             f"The copy {view.promoted} was promoted. If no broker serves it yet, start one on its "
             f"folder, with --group {view.broker_group}."
+        )
+    lines += [
+        f"{sentence[:1].upper()}{sentence[1:]}."
+        for each in view.copies
+        if (sentence := each.shared_machine)
+    ]
+    if any(each.shared_machine for each in view.copies):
+        lines.append(
+            "Run a follower on another machine; or let copies on one machine count: keylane broker "
+            f"copies {view.broker_group} --allow-one-machine"
         )
     if missing := max(0, view.wanted - 1 - view.acks_wait_for):
         lines.append(

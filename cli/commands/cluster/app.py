@@ -40,6 +40,9 @@ DeliverOption = Annotated[
         "name and its folder, for each host that differs.",
     ),
 ]
+KeylaneOption = Annotated[
+    str, Option(metavar="PATH", help="Path of the keylane command on the host.")
+]
 NewOption = Annotated[bool, Option("--new", help="Begin; without it the command only continues.")]
 
 
@@ -173,7 +176,8 @@ def cluster_balance(
     common: CommonOptions,
 ) -> None:
     """
-    Spread the open partitions evenly over the broker groups, for example after one has joined.
+    Spread the open partitions evenly over the broker groups, for example after one has joined, and
+    the broker groups over the hosts that have copies of them.
 
     New messages of a partition go to its new broker group; stored ones stay until retention
     removes them. Ctrl-C ends it at any time, and the next call continues.
@@ -226,9 +230,7 @@ def cluster_add_host(
         str,
         Option(metavar="PATH", help="Folder for stored data.", show_default="as on another host"),
     ] = "",
-    keylane: Annotated[
-        str, Option(metavar="PATH", help="Path of the keylane command on the host.")
-    ] = "/usr/local/bin/keylane",
+    keylane: KeylaneOption = "/usr/local/bin/keylane",
     deliver: DeliverOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -256,16 +258,37 @@ def cluster_remove_host(
     *,
     folder: FolderArgument,
     name: HostArgument,
+    to: Annotated[
+        str,
+        Option(
+            metavar="HOST",
+            help="Move the broker group to this host, as a whole, with all that it stores; a new "
+            "host, or one with a broker, which gets a second one.",
+            show_default="",
+        ),
+    ] = "",
+    data: Annotated[
+        str,
+        Option(
+            metavar="PATH",
+            help="Folder for stored data, with --to.",
+            show_default="as of the host's other programs",
+        ),
+    ] = "",
+    keylane: KeylaneOption = "/usr/local/bin/keylane",
     yes: YesOption = False,
     deliver: DeliverOption = None,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Move the partitions away from a host, and remove its files and its token once it has stopped;
-    exit status 1 while something is left to do.
+    """Move the partitions or the broker group away from a host, and remove its files and its token
+    once it has stopped; exit status 1 while something is left to do.
     """
-    from .hosts import remove_host
+    from .leaving import remove_host
 
-    _run_step(output, remove_host(folder, name, yes=yes, deliver=deliver))
+    _run_step(
+        output,
+        remove_host(folder, name, to=to, data=data, keylane=keylane, yes=yes, deliver=deliver),
+    )
 
 
 @cert_app.add("renew", shows=".commands.cluster.delivery:ClusterStep")

@@ -1,4 +1,4 @@
-"""`keylane cluster balance`: shows the moves that balance the broker groups, and does them."""
+"""`keylane cluster balance`: shows what balances a cluster, moves and hand-overs, and does it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Sequence
 
 import click
+import msgspec
 from msgspec import Struct
 
-from ....admin import Admin, BalanceMove, BalancePlan, LeftOut
+from ....admin import Admin, BalanceHandOver, BalanceMove, BalancePlan, LeftOut
 from ....protocol.errors import (
     BusyError,
     ConflictError,
@@ -28,6 +29,8 @@ from ...status import showing
 
 AGAIN = "keylane cluster balance"
 POLL_S = 0.1
+SETS_S = 60.0
+"""How long the broker before may take to follow as a copy, in seconds."""
 _OUTDATED = (BusyError, ConflictError, NotFoundError, PartitionUnknownError, UnavailableError)
 """A move is refused like this if the cluster has changed since the plan was made."""
 
@@ -39,12 +42,21 @@ class LeftMove(Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class LeftHandOver(Struct, frozen=True, kw_only=True):
+    """A hand-over that was not done."""
+
+    hand_over: BalanceHandOver
+    reason: str
+
+
 class Balanced(Struct, frozen=True, kw_only=True):
     """What `keylane cluster balance` has done."""
 
     plan: BalancePlan
     done: list[BalanceMove]
     left: list[LeftMove]
+    handed_over: list[BalanceHandOver] = msgspec.field(default_factory=list)
+    left_hand_overs: list[LeftHandOver] = msgspec.field(default_factory=list)
 
 
 async def balance_cluster(
@@ -64,9 +76,13 @@ async def balance_cluster(
         if as_table:
             _show_plan(plan)
         work = _Moves(plan.moves, as_table=as_table)
-        if plan.moves and not dry_run:
-            confirm(f"Move {counted(len(plan.moves), 'partition')}?", yes=yes, required=True)
+        balanced = Balanced(plan=plan, done=work.done, left=work.left)
+        if (plan.moves or plan.hand_overs) and not dry_run:
+            counts = _counts_text(len(plan.hand_overs), len(plan.moves))
+            confirm(f"Do {counts}?", yes=yes, required=True)
             try:
+                with showing("handing over, one broker group at a time"):
+                    await _hand_over(admin, plan.hand_overs, balanced, as_table=as_table)
                 await work.run(admin, at_once)
             finally:
                 if work.pending_count:
@@ -76,13 +92,13 @@ async def balance_cluster(
                         errors=True,
                     )
     if not as_table:
-        show_data(output, Balanced(plan=plan, done=work.done, left=work.left))
-    elif work.done and not work.left:
-        show_line("the broker groups are balanced")
-    if work.left:
-        left = counted(len(work.left), "move")
+        show_data(output, balanced)
+    left = _counts_text(len(balanced.left_hand_overs), len(balanced.left))
+    if left:
         show_line(f"{left} could not be done; make a new plan: {AGAIN}", errors=True)
         raise click.exceptions.Exit(1)
+    if as_table and (balanced.done or balanced.handed_over):
+        show_line("the broker groups are balanced")
 
 
 async def set_stopped(admin: Admin, *, stopped: bool) -> Balanced:
@@ -98,7 +114,18 @@ def show_stopped(balanced: Balanced) -> None:
         show_line("metaservers with the setting balance = true balance by themselves")
 
 
+def _counts_text(hand_overs: int, moves: int) -> str:
+    counts = {"hand-over": hand_overs, "move": moves}
+    return " and ".join(counted(count, noun) for noun, count in counts.items() if count)
+
+
 def _show_plan(plan: BalancePlan) -> None:
+    handed = [
+        (each.broker_group, each.source, each.target, each.reason) for each in plan.hand_overs
+    ]
+    if handed:
+        title = f"{counted(len(handed), 'hand-over')} between hosts"
+        show_table(make_table(title, ("broker group", "from", "to", "because"), handed))
     rows = [
         (move.partition_id, move.subject, move.source, move.target, move.reason)
         for move in plan.moves
@@ -106,6 +133,8 @@ def _show_plan(plan: BalancePlan) -> None:
     if rows:
         title = f"{counted(len(rows), 'move')} between {', '.join(plan.broker_groups)}"
         show_table(make_table(title, ("id#", "subject", "from", "to", "because"), rows))
+    elif handed:
+        pass
     elif len(plan.broker_groups) < 2:
         groups = f"only {plan.broker_groups[0]}" if plan.broker_groups else "no broker group"
         show_line(f"nothing to balance: {groups} can get partitions")
@@ -120,6 +149,40 @@ def _show_plan(plan: BalancePlan) -> None:
 def _show_left_out(noun: str, entries: Sequence[LeftOut]) -> None:
     for entry in entries:
         show_line(f"{noun} {entry.name} is left out: {entry.reason}")
+
+
+async def _wait_for_sets(admin: Admin) -> None:
+    """Wait until no set lacks a copy."""
+    while True:
+        brokers = (await admin.list_brokers()).brokers
+        if all(broker.folders >= broker.folders_wanted for broker in brokers):
+            return
+        await asyncio.sleep(POLL_S)
+
+
+async def _hand_over(
+    admin: Admin, planned: Sequence[BalanceHandOver], balanced: Balanced, *, as_table: bool
+) -> None:
+    """Do hand-overs one at a time, each when no set lacks a copy, and note what became of them.
+    Raises KeylaneError.
+    """
+    for each in planned:
+        problem = ""
+        try:
+            async with asyncio.timeout(SETS_S):
+                await _wait_for_sets(admin)
+            await admin.hand_over(each.broker_group, copy_id=each.copy_id)
+        except TimeoutError:
+            problem = f"after {SETS_S:.0f} s, acks still wait for fewer copies than wanted"
+        except _OUTDATED as error:
+            problem = error.message
+        if problem:
+            balanced.left_hand_overs.append(LeftHandOver(hand_over=each, reason=problem))
+        else:
+            balanced.handed_over.append(each)
+        if as_table:
+            text = f"broker group {each.broker_group} is "
+            show_line(text + (f"not handed over: {problem}" if problem else f"on {each.target}"))
 
 
 class _Moves:

@@ -68,7 +68,7 @@ async def bring(ask: Ask, hosts: Iterable[Host], deliver: str | None) -> list[Fi
 
 async def _deliver(command: str, host: Host) -> None:
     try:
-        words = [*shlex.split(command), host.name, str(host.folder)]
+        words = [*shlex.split(command), host.machine, str(host.delivered)]
         # what it prints must not mix with JSON
         process = await asyncio.create_subprocess_exec(
             *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL
@@ -78,8 +78,8 @@ async def _deliver(command: str, host: Host) -> None:
     status = await process.wait()
     if status:
         raise ConfigError(
-            f"the command of --deliver ended with status {status} for {host.name}; see what is "
-            f"left with: keylane cluster check --folder {host.folder.parent}"
+            f"the command of --deliver ended with status {status} for {host.machine}; see what is "
+            f"left with: keylane cluster check --folder {host.delivered.parent}"
         )
 
 

@@ -36,6 +36,8 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     not_ready: str = ""
     """The reason why the server is not ready; "" if it is ready."""
     not_ready_advice: str = ""
+    shared_machines: tuple[str, ...] = ()
+    """Sentences about copies of a broker's data folder that are on one machine."""
     disk_bytes: int | None = None
     disk_free_bytes: int | None = None
 
@@ -137,6 +139,14 @@ def _judge_server(report: ServerReport, now_s: float) -> list[Finding]:
                 address,
             )
         )
+    findings += [
+        Finding(
+            sentence,
+            "Run its follower on another machine: docs/do/warm-spare.md.",
+            address,
+        )
+        for sentence in report.shared_machines
+    ]
     total, available = report.disk_bytes, report.disk_free_bytes
     if total and available is not None and available < total * DISK_FREE_SHARE_MIN:
         findings.append(

@@ -6,6 +6,8 @@ certificate and token. Reads it, and changes it in steps that can be repeated af
     DIR/ca.next.*      the new authority, until it signs
     DIR/ca.old.pem     the old authority, until it is removed
     DIR/HOST/…         what is copied to /etc/keylane of the host
+    DIR/HOST/GROUP/…   the files of a second broker on the host
+    DIR/HOST.leaving.json  where the broker group of a host moves, while it does
     DIR/HOST.*.token   the new and the old token of its broker while it is being replaced
 """
 
@@ -22,27 +24,46 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ....protocol.access.tokens import make_token, token_hash
 from ....protocol.errors import ConfigError, Reason
 from ....rpc.access.token_file import token_in_file
-from .plan import BROKER_FILE, SETTINGS_FILE, join_address
+from .plan import BROKER_FILE, CONFIG_FOLDER, SETTINGS_FILE, join_address
 
 SECRET, PUBLIC = 0o600, 0o644
 AUTHORITY, AUTHORITY_KEY = "ca.pem", "ca.key"
 NEXT_AUTHORITY, NEXT_KEY, OLD_AUTHORITY = "ca.next.pem", "ca.next.key", "ca.old.pem"
 HASHES = "broker_token_hashes"
 PROGRAMS = ("metaserver", "broker")
+LEAVING = "leaving.json"
 UNITS = {program: f"keylane-{program}" for program in PROGRAMS}
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host of the cluster, with its folder of files."""
+    """A host of the cluster, or a second broker on one, with its folder of files."""
 
     name: str
+    """The name of the host; of a second broker "HOST/GROUP"."""
     folder: Path
     tables: Mapping[str, Mapping[str, Any]]
-    """The settings of each program on the host, by program."""
+    """The settings of each program, by program."""
+
+    @property
+    def machine(self) -> str:
+        """The name at which the host is reached."""
+        return self.name.partition("/")[0]
+
+    @property
+    def delivered(self) -> Path:
+        """The folder that is copied to the host."""
+        return self.folder.parent if "/" in self.name else self.folder
+
+    @property
+    def config_folder(self) -> str:
+        """Where the host has the files."""
+        return config_folder(self.name)
 
     @property
     def servers(self) -> list[tuple[str, str]]:
@@ -79,12 +100,23 @@ class Host:
 
     @property
     def units(self) -> str:
-        """The names of the host's systemd units."""
-        return " ".join(UNITS[program] for program in self.tables)
+        """The names of the systemd units."""
+        return " ".join(unit_name(self.name, program) for program in self.tables)
 
     def token(self) -> str:
         """Return the token of the host's broker. Raises ConfigError."""
         return token_in_file(self.folder / BROKER_FILE)
+
+
+class Leaving(msgspec.Struct, frozen=True):
+    """A broker group that moves to another host."""
+
+    to: str
+    """The name of the host."""
+    wanted: int
+    """How many data folders the group was to have before."""
+    least: int
+    """How many of them had to have a message before it was acked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +136,12 @@ class ClusterFolder:
         """
         hosts = {}
         try:
-            names = sorted(file.parent.name for file in path.glob(f"*/{SETTINGS_FILE}"))
+            files = [*path.glob(f"*/{SETTINGS_FILE}"), *path.glob(f"*/*/{SETTINGS_FILE}")]
         except OSError as error:
             raise _folder_error(path, error) from error
-        for name in names:
-            if not name.startswith("."):
-                hosts[name] = _read_host(path / name)
+        for folder in sorted(file.parent.relative_to(path) for file in files):
+            if not any(part.startswith(".") for part in folder.parts):
+                hosts[str(folder)] = _read_host(path / folder, str(folder))
         if not hosts or not (path / AUTHORITY).exists():
             raise ConfigError(
                 Reason.CLUSTER_FOLDER,
@@ -176,11 +208,15 @@ class ClusterFolder:
 
     def next_token_path(self, host: Host) -> Path:
         """Return the path of a host's new token, until its files have it."""
-        return self.path / f"{host.name}.next.token"
+        return self._beside(host.name, "next.token")
 
     def old_token_path(self, host: Host) -> Path:
         """Return the path of a host's old token, until no metaserver accepts it."""
-        return self.path / f"{host.name}.old.token"
+        return self._beside(host.name, "old.token")
+
+    def _beside(self, name: str, suffix: str) -> Path:
+        """Return the path of a file about a host that is not for the host."""
+        return self.path / f"{name.replace('/', '+')}.{suffix}"
 
     def tokens_of(self, host: Host) -> list[str]:
         """Return all tokens that metaservers may accept from a host's broker. Raises
@@ -197,20 +233,44 @@ class ClusterFolder:
             if host.group:
                 _set_value(host.folder / SETTINGS_FILE, "broker", "meta", list(addresses))
 
+    # ── hosts ─────────────────────────────────────────────────────────────────────────────────────
     def add_host(self, name: str, files: Mapping[str, tuple[bytes, int]]) -> None:
         """Add the folder of a host, all of its files at once."""
-        staged = self.path / f".{name}.new"
+        folder = self.path / name
+        staged = folder.with_name(f".{folder.name}.new")
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir(mode=0o700)
         for file, (content, mode) in files.items():
             replace_file(staged / file, content, mode)
-        staged.rename(self.path / name)
+        staged.rename(folder)
+
+    def leaving(self, host: Host) -> Leaving | None:
+        """Return where the broker group of a host moves; None if it does not. Raises
+        ConfigError.
+        """
+        path = self._beside(host.name, LEAVING)
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Leaving)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError) as error:
+            raise _folder_error(path, error) from error
+
+    def put_leaving(self, host: Host, leaving: Leaving) -> None:
+        """Note where the broker group of a host moves."""
+        replace_file(self._beside(host.name, LEAVING), msgspec.json.encode(leaving), PUBLIC)
+
+    def end_leaving(self, host: Host) -> None:
+        """Forget where the broker group of a host moves."""
+        self._beside(host.name, LEAVING).unlink(missing_ok=True)
 
     def remove_host(self, host: Host) -> None:
-        """Remove a host's tokens and its folder with its key, the folder at once and last."""
-        self.next_token_path(host).unlink(missing_ok=True)
-        self.old_token_path(host).unlink(missing_ok=True)
-        removed = self.path / f".{host.name}.removed"
+        """Remove what is there of a host, with its tokens and its key, the folder at once and
+        last.
+        """
+        for suffix in ("next.token", "old.token", LEAVING):
+            self._beside(host.name, suffix).unlink(missing_ok=True)
+        removed = host.folder.with_name(f".{host.folder.name}.removed")
         shutil.rmtree(removed, ignore_errors=True)
         host.folder.rename(removed)
         shutil.rmtree(removed, ignore_errors=True)
@@ -239,12 +299,24 @@ def replace_file(path: Path, content: bytes, mode: int) -> None:
         raise _folder_error(path, error) from error
 
 
-def _read_host(folder: Path) -> Host:
+def config_folder(name: str) -> str:
+    """Return where a host has the files of a folder `HOST` or `HOST/GROUP`."""
+    _, slash, group = name.partition("/")
+    return f"{CONFIG_FOLDER}{slash}{group}"
+
+
+def unit_name(name: str, program: str) -> str:
+    """Return the name of a systemd unit of a folder `HOST` or `HOST/GROUP`."""
+    _, slash, group = name.partition("/")
+    return UNITS[program] + slash.replace("/", "-") + group
+
+
+def _read_host(folder: Path, name: str) -> Host:
     path = folder / SETTINGS_FILE
     try:
         tables = tomllib.loads(path.read_text("utf-8"))
         present = {program: tables[program] for program in PROGRAMS if program in tables}
-        host = Host(folder.name, folder, present)
+        host = Host(name, folder, present)
         assert host.servers
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
         raise _folder_error(path, error) from error

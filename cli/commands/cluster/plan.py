@@ -242,8 +242,10 @@ the same limits in deploy/kubernetes.
 """
 
 
-def systemd_unit(program: str, keylane: str, data: str) -> str:
-    """Return the systemd unit of a program whose data are below the folder `data`."""
+def systemd_unit(program: str, keylane: str, data: str, config: str = CONFIG_FOLDER) -> str:
+    """Return the systemd unit of a program whose data are below the folder `data`, and whose
+    settings are in the folder `config`.
+    """
     return f"""\
 [Unit]
 Description=keylane {program}
@@ -256,7 +258,7 @@ TimeoutStartSec=30min
 WatchdogSec=30
 User=keylane
 Group=keylane
-ExecStart={keylane} {program} run --config {CONFIG_FOLDER}/{SETTINGS_FILE}
+ExecStart={keylane} {program} run --config {config}/{SETTINGS_FILE}
 ExecReload=/bin/kill -HUP $MAINPID
 Restart=on-failure
 RestartSec=2

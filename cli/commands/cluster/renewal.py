@@ -100,7 +100,7 @@ def _own_certificate(host: Host) -> x509.Certificate | None:
 
 def _renew(host: Host, authority: CertificateAuthority) -> str:
     """Write a new certificate with the names of the old one. Returns what was done."""
-    names = server_names(host.name)
+    names = server_names(host.machine)
     with contextlib.suppress(ConfigError):  # it is missing or unreadable
         old = read_certificate(host.folder / "server.pem")  # its key may be gone after a crash
         names += sorted(names_of(old) - set(names))

@@ -32,7 +32,7 @@ async def fetch_report(
         sent_s = time.time()
         text, date = await network.get_text(address, "/metrics", timeout_ms=TIMEOUT_MS)
         midpoint_s = (sent_s + time.time()) / 2
-        health = await _fetch_health(network, address)
+        health = await fetch_health(network, address)
         expires_s, names, digest = await _fetch_certificate(address, tls)
     except KeylaneError as error:
         return ServerReport(
@@ -57,12 +57,13 @@ async def fetch_report(
         access_off=metrics.access_off,
         not_ready="" if health.ready else health.reason,
         not_ready_advice=str(health.details.get("advice", "")),
+        shared_machines=_shared_machines(health),
         disk_bytes=metrics.disk_bytes,
         disk_free_bytes=metrics.disk_free_bytes,
     )
 
 
-async def _fetch_health(network: HttpNetwork, address: str) -> Health:
+async def fetch_health(network: HttpNetwork, address: str) -> Health:
     """Fetch a server's health. Raises KeylaneError if it does not respond."""
     text, _date = await network.get_text(
         address, READY.path, timeout_ms=TIMEOUT_MS, statuses=(200, 503)
@@ -73,6 +74,11 @@ async def _fetch_health(network: HttpNetwork, address: str) -> Health:
         raise ForeignServerError(
             f"{address} answered GET {READY.path} not as a keylane server: {error}", address=address
         ) from error
+
+
+def _shared_machines(health: Health) -> tuple[str, ...]:
+    copies = health.details.get("copies", {}).values()
+    return tuple(each["shared_machine"] for each in copies if each.get("shared_machine"))
 
 
 class _Metrics(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from ....rpc.tls.contexts import fingerprint, read_certificate, read_certificate
 from ....rpc.tls.settings import tls_of_environment
 from .findings import Finding, ServerReport
 from .folder import AUTHORITY, ClusterFolder, Host
-from .plan import BROKER_FILE, CONFIG_FOLDER, SETTINGS_FILE
+from .plan import BROKER_FILE, SETTINGS_FILE
 from .reports import TIMEOUT_MS, fetch_report
 
 
@@ -95,7 +95,7 @@ def _old_files(host: Host, report: ServerReport) -> list[tuple[str, str]]:
 def advice_of(host: Host, files: str) -> str:
     """Return how files of the folder come into use on a host."""
     return (
-        f"Copy {files} of {host.folder} to {CONFIG_FOLDER} on {host.name}, and run there: "
+        f"Copy {files} of {host.folder} to {host.config_folder} on {host.machine}, and run there: "
         f"systemctl reload {host.units}"
     )
 

@@ -13,6 +13,7 @@ from keylane.broker.copies.copied_log import CopiedLog
 from keylane.broker.copies.folding import Folding
 from keylane.broker.copies.follow_service import FollowService
 from keylane.broker.copies.follower import Follower
+from keylane.broker.copies.placement import NOWHERE
 from keylane.broker.copies.set_keeper import SetKeeper
 from keylane.broker.offline import promotion
 from keylane.broker.storage.files import AppendFile, replace_file
@@ -207,7 +208,7 @@ def reports_count_before_a_comparison(patches: Patches) -> None:
     async def follow(self: Any, request: Any, payload: memoryview) -> Any:
         if request.position >= 0:
             self._remember(request.copy_id).is_compared = True
-            self.on_report(request.copy_id, request.position)
+            self.on_report(request.copy_id, request.position, NOWHERE)
         return await real(self, request, payload)
 
     real = patches.set(FollowService, "follow", follow)
@@ -394,8 +395,8 @@ def offers_do_not_end(patches: Patches) -> None:
 def what_is_not_durable_is_applied(patches: Patches) -> None:
     """A copy that is kept ready to serve applies what may be cut."""
 
-    async def run(self: Any, durable_end: Any) -> None:
-        await real(self, lambda: 1 << 60)
+    async def run(self: Any, durable: Any) -> None:
+        await real(self, lambda: (durable()[0], 1 << 60))
 
     real = patches.set(Folding, "run", run)
 

@@ -12,15 +12,20 @@ from support.server_process import ServerProcess
 class Spare:
     """A follower of broker group g1, in a process of its own."""
 
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, *more: str) -> None:
         self.folder = folder
         self._arguments = (
             *("--group", "g1", "--data", str(folder), "--meta", cluster.meta, "--follow", "true"),
+            *more,
         )
         self._process: ServerProcess | None = None
 
     def start(self) -> None:
         self._process = ServerProcess("keylane.broker", self._arguments)
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def kill(self) -> None:
         """Kill it with SIGKILL."""

@@ -16,12 +16,22 @@ def test_settings_report_every_problem_at_once():
     """Wrong types, unknown names and impossible values are listed in one error."""
     with pytest.raises(ConfigError) as caught:
         broker_settings(
-            {"group": "../x", "port": 70000, "colour": "red", "host": 3, "meta": "nowhere"}
+            {
+                "group": "../x",
+                "port": 70000,
+                "colour": "red",
+                "host": 3,
+                "meta": "nowhere",
+                "machine": "a b",
+                "zone": "-",
+            }
         )
 
     text = caught.value.message
     for part in (
         "group:",
+        "kind=machine, name='a b'",
+        "kind=zone, name='-'",
         "port must",
         "colour: no such",
         "host must",
@@ -29,7 +39,7 @@ def test_settings_report_every_problem_at_once():
         "data is missing",
     ):
         assert part in text
-    assert caught.value.problems == 6
+    assert caught.value.problems == 8
 
 
 def test_flags_win_over_the_file(tmp_path):
@@ -69,3 +79,20 @@ def test_values_out_of_range_are_refused(change):
     values = {"group": "g1", "data": Path("d"), "meta": ("127.0.0.1:7000",)} | change
     with pytest.raises(ConfigError):
         BrokerSettings(**values)
+
+
+@pytest.mark.parametrize(
+    ("more", "is_refused"),
+    [
+        ({}, False),
+        ({"access": "on", "token_file": "token"}, True),
+        ({"access": "off", "host": "10.0.0.1", "insecure_network": True}, False),
+    ],
+)
+def test_copy_serves_reads_only_where_nobody_needs_a_right(more, is_refused):
+    given = {**GOOD, "follow": True, "serve_reads": True, **more}
+    if not is_refused:
+        assert broker_settings(given).serve_reads
+        return
+    with pytest.raises(ConfigError, match="serve_reads needs access = off"):
+        broker_settings(given)

@@ -129,6 +129,7 @@ def test_every_option_is_understood():
         *[("columns", value) for value in ("", "nothing", "offset,offset", "offset,", "Offset")],
         *[("batchRows", value) for value in ("0", "-1", "1000001", "many", "1e3", "9" * 99, "")],
         *[("gcFreeze", value) for value in ("yes", "1")],
+        *[("fromCopies", value) for value in ("yes", "copies")],
     ],
     ids=lambda value: str(value)[:20],
 )

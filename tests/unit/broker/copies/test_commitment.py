@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keylane.broker.copies.commitment import Commitment, decide_set
+from keylane.broker.copies.placement import Placement
 
 
 def test_no_commit_is_covered_before_a_metaserver_has_said_which_copies_count():
@@ -40,6 +41,7 @@ def test_commit_is_covered_when_every_copy_of_both_sets_has_it():
         (("a", "unheard"), 3, False, (), None),
         (("a", "slow"), 2, False, (), ("a",)),
         (("a", "b"), 1, False, (), ()),
+        (("a", "b"), 2, False, ("b",), ("b",)),
     ],
 )
 def test_set_follows_what_is_wanted_and_who_has_everything(
@@ -55,6 +57,7 @@ def test_set_follows_what_is_wanted_and_who_has_everything(
         written_end=100,
         is_late=is_late,
         candidates=candidates,
+        placement=Placement(),
     )
     assert found == (None if decided is None else frozenset(decided))
 
@@ -62,7 +65,9 @@ def test_set_follows_what_is_wanted_and_who_has_everything(
 def test_set_is_left_as_it_is_while_a_proposal_is_unanswered():
     commitment = Commitment(frozenset(), frozenset({"a"}), {"a": 100, "b": 100})
     given = {"acked_end": 100, "log_end": 100, "written_end": 100, "is_late": True}
-    assert decide_set(commitment, wanted=3, **given, candidates=["b"]) is None
+    assert (
+        decide_set(commitment, wanted=3, **given, candidates=["b"], placement=Placement()) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +86,14 @@ def test_copy_that_is_gone_gives_its_place_to_a_complete_one(wanted, silent, can
     members = frozenset({"a", "gone"})
     commitment = Commitment(members, synced={"a": 100, "b": 100, "c": 100, "slow": 60})
     given = {"acked_end": 0, "log_end": 100, "written_end": 100, "is_late": False}
-    found = decide_set(commitment, wanted=wanted, **given, candidates=candidates, silent=silent)
+    found = decide_set(
+        commitment,
+        wanted=wanted,
+        **given,
+        candidates=candidates,
+        silent=silent,
+        placement=Placement(),
+    )
     assert found == (None if decided is None else frozenset(decided))
 
 
@@ -118,6 +130,7 @@ def test_late_copy_stays_when_acks_could_not_go_on_without_it(members, synced, c
         written_end=100,
         is_late=True,
         candidates=candidates,
+        placement=Placement(),
     )
     assert found == (None if decided is None else frozenset(decided))
 
@@ -125,4 +138,5 @@ def test_late_copy_stays_when_acks_could_not_go_on_without_it(members, synced, c
 def test_copy_that_has_lost_what_was_acked_is_left_out_although_too_few_are_left():
     commitment = Commitment(frozenset({"a"}), synced={"a": 79}, least=2)
     given = {"acked_end": 80, "log_end": 95, "written_end": 100, "is_late": False}
-    assert decide_set(commitment, wanted=3, **given, candidates=()) == frozenset()
+    found = decide_set(commitment, wanted=3, **given, candidates=(), placement=Placement())
+    assert found == frozenset()

@@ -148,6 +148,39 @@ def test_copied_log_says_that_its_end_is_lost_when_synced_bytes_are_gone():
     assert CopiedLog(disk).has_lost_bytes
 
 
+@pytest.mark.parametrize("torn", [b"", b"torn"])
+def test_copied_log_continues_where_the_broker_does_when_its_last_segment_is_empty(torn: bytes):
+    """The folder was that of a broker, which began a segment and was replaced. The other one had
+    room for its next record in the segment before, or began the same segment.
+    """
+    segments = broker_log(60)
+    bases = sorted(segments)
+    for base, cut in ((bases[-2], 100), (bases[-1], 0)):
+        disk = SimDisk()
+        log = CopiedLog(disk)
+        log.begin(0)
+        for each in [each for each in bases if each < base or cut]:
+            if each <= base:
+                log.append(each, segments[each])
+        (*_, record) = [position for position in log.last_positions() if position < log.end]
+        if cut:
+            log.cut(record)
+        end = log.end
+        log.close()
+        file = disk.open_append(segment_path(end))
+        file.append([torn])
+        file.fdatasync()
+        file.close()
+        disk.sync_folder("log")
+        again = CopiedLog(disk)
+        assert (again.end, again.has_lost_bytes) == (end, False)
+        segment = base
+        again.append(segment, segments[segment][end - segment :])
+        again.close()
+        kept = [each for each in bases if each <= base]
+        assert copied_segments(disk, kept) == {each: segments[each] for each in kept}
+
+
 def test_copied_log_removes_segments_from_the_oldest_on():
     segments = broker_log(60)
     bases = sorted(segments)

@@ -28,6 +28,7 @@ NOTHING = {
     "keylane_broker_copy_wait_seconds_count": 0,
     "keylane_broker_copy_wait_seconds_sum": 0,
     "keylane_broker_copy_waiting_seconds": 0,
+    "keylane_broker_copies_sharing_machine": 0,
     "keylane_broker_set_changes_total": 0,
 }
 

@@ -258,7 +258,7 @@ async def test_copy_counts_on_when_many_others_begin():
         if number % 20 == 0:
             await broker.send(1)
             await until_equal(broker, follower, task)
-    broker.service.on_report = lambda copy_id, position: counted.append(position)
+    broker.service.on_report = lambda _copy_id, position, _place: counted.append(position)
     await broker.send(1)
     await until_equal(broker, follower, task)
     await eventually(lambda: broker.store.log.end in counted)
@@ -632,9 +632,19 @@ async def test_broker_knows_how_far_its_copies_have_come():
 async def test_operators_see_how_far_a_copy_is_behind():
     broker = await filled()
     end = broker.store.log.end
-    await broker.service.follow(Follow("g1", COPY_ID, end - 96, 100, 0), memoryview(b""))
-    assert broker.service.view({COPY_ID}) == {COPY_ID: {"bytes_behind": 96, "in_set": True}}
-    assert broker.service.view(()) == {COPY_ID: {"bytes_behind": 96, "in_set": False}}
+    request = Follow("g1", COPY_ID, end - 96, 100, 0, machine="m1", zone="a")
+    await broker.service.follow(request, memoryview(b""))
+    expected = {
+        "bytes_behind": 96,
+        "machine": "m1",
+        "zone": "a",
+        "shared_machine": "",
+        "reads_at": "",
+    }
+    assert broker.service.view({COPY_ID}, {}) == {COPY_ID: {**expected, "in_set": True}}
+    shared = {COPY_ID: "it is on the machine of the broker"}
+    expected["shared_machine"] = shared[COPY_ID]
+    assert broker.service.view((), shared) == {COPY_ID: {**expected, "in_set": False}}
     [metric] = await collect_copies(broker.service.lag_bytes)
     assert [(sample.labels, sample.value) for sample in metric.samples] == [({"copy": COPY_ID}, 96)]
 
@@ -643,7 +653,7 @@ async def test_copy_counts_only_once_its_log_was_compared():
     """Where it ends says nothing of the bytes before: the broker may be on another folder."""
     broker = await filled()
     counted: list[int] = []
-    broker.service.on_report = lambda _copy_id, position: counted.append(position)
+    broker.service.on_report = lambda _copy_id, position, _place: counted.append(position)
     end = broker.store.log.end
     await broker.service.follow(Follow("g1", COPY_ID, end, 100, 0), memoryview(b""))
     assert not counted
@@ -837,7 +847,7 @@ async def test_follower_finds_its_broker_again_when_no_metaserver_answers():
 async def test_copy_does_not_count_with_what_it_is_about_to_store():
     broker = await filled()
     counted: list[int] = []
-    broker.service.on_report = lambda _copy_id, position: counted.append(position)
+    broker.service.on_report = lambda _copy_id, position, _place: counted.append(position)
     end = broker.store.log.end
     start, _, crc = CopiedLog(deepcopy(broker.disk)).tail(end, -1)
     request = Follow("g1", COPY_ID, end, 100, 0, start, crc)

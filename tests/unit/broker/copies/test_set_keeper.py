@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from keylane.broker.copies import set_keeper
+from keylane.broker.copies.placement import Site
 from keylane.broker.copies.set_keeper import (
     AWAY_MS,
     AWAY_MS_MAX,
@@ -385,3 +386,32 @@ async def test_broker_acks_when_fewer_folders_are_enough_again():
     kept.clock.advance(POLL_MS)
     await appending
     await kept.stop()
+
+
+async def test_copy_on_the_machine_of_the_broker_counts_only_when_that_is_allowed(
+    kept: KeptSet, caplog: pytest.LogCaptureFixture
+):
+    """The log says what is wrong, until it is allowed."""
+    kept.keeper.site = Site("m1")
+    end = kept.desk.store.log.written_end
+    with caplog.at_level("WARNING", "keylane.broker"):
+        kept.keeper.note_report(COPY_ID, end, Site("m1"))
+        await eventually(lambda: kept.stored.members == ())
+        await eventually(lambda: kept.keeper.stored == kept.stored)
+        assert kept.keeper.shared_machines() == {
+            COPY_ID: f"the copy {COPY_ID} is on the same machine as the broker (m1), so acks do "
+            "not wait for it"
+        }
+        kept.clock.advance(AWAY_MS)
+        kept.keeper.note_report(COPY_ID, end, Site("m1"))
+        await asyncio.sleep(0.3)
+        assert kept.stored.members == ()
+        kept.stored = replace(kept.stored, may_share_machine=True)
+        kept.clock.advance(POLL_MS)
+        kept.keeper.note_report(COPY_ID, end, Site("m1"))
+        await eventually(lambda: kept.stored.members == (COPY_ID,))
+    logged = [each.getMessage() for each in caplog.records if "same machine" in each.getMessage()]
+    assert [each.partition("(m1)")[2] for each in logged] == [
+        ", and leaves the set once acks can do without it",
+        ", so acks do not wait for it",
+    ]

@@ -59,4 +59,5 @@ async def read(*, start: str, stop: str | None) -> None:
         partition=1,
         limit=None,
         follow=False,
+        from_copies=False,
     )

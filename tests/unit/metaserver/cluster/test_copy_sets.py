@@ -116,6 +116,17 @@ def test_more_folders_than_wanted_cannot_be_needed(rows: Rows) -> None:
     assert rows.run(read_copy_set, "g1") == before
 
 
+def test_copies_on_one_machine_may_count_only_if_an_operator_says_so(rows: Rows) -> None:
+    """It is kept when only the number is changed."""
+    assert not rows.run(set_copies, "g1", SetCopies(wanted=2)).may_share_machine
+    allowed = rows.run(set_copies, "g1", SetCopies(wanted=2, may_share_machine=True))
+    assert allowed == CopySet(wanted=2, version=2, may_share_machine=True)
+    assert rows.run(read_copy_set, "g1") == allowed
+    assert rows.run(set_copies, "g1", SetCopies(wanted=3)).may_share_machine
+    refused = rows.run(set_copies, "g1", SetCopies(wanted=3, may_share_machine=False))
+    assert not refused.may_share_machine
+
+
 def test_set_is_changed_only_from_the_version_that_its_broker_knows(rows: Rows) -> None:
     """A late repeat of a proposal changes nothing."""
     assert change(rows, "a", version=0).members == ("a",)

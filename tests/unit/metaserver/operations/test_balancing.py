@@ -9,15 +9,21 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from keylane.metaserver.cluster.brokers import cordon_broker
+from keylane.metaserver.cluster.brokers import cordon_broker, find_broker
+from keylane.metaserver.cluster.copy_sets import change_copy_set, read_copy_set, set_copies
 from keylane.metaserver.cluster.subjects import open_subject
 from keylane.metaserver.operations.balancing import Balancer, read_balance_inputs
 from keylane.metaserver.publications.hiding import plan_hidden
 from keylane.metaserver.settings import MetaserverSettings
-from keylane.protocol.errors import NotSentError, Reason
+from keylane.protocol.control import Health
+from keylane.protocol.copies import ChangeCopySet, HandOver, SetCopies
+from keylane.protocol.endpoints import HEALTH
+from keylane.protocol.errors import ConflictError, KeylaneError, NotSentError, Reason
 from keylane.protocol.operations import HideSubject, OperationKind, Reshape, SetBalance
 from support.raising import raises
 from support.sql.rows import Rows
+
+COPY = "c" * 32
 
 
 class AsyncRows(Rows):
@@ -32,6 +38,19 @@ class UnansweringBrokers:
 
     async def control(self, _method: str, address: str, *_rest: Any, **_fields: Any) -> None:
         raise NotSentError(f"{address} does not answer")
+
+
+class PlacedBrokers:
+    """Brokers of g1 and g2, both on a host a, each with a copy of its set on b."""
+
+    async def control(
+        self, _method: str, _address: str, path: str, *_rest: Any, **_more: Any
+    ) -> Any:
+        if path != HEALTH.path:
+            raise NotSentError("it does not answer")
+        copies = {COPY: {"in_set": True, "machine": "b", "bytes_behind": 0}}
+        details = {"machine": "a", "copies": copies}
+        return Health(program="broker", ready=True, reason="", details=details)
 
 
 class Begun:
@@ -54,6 +73,9 @@ class Balancing:
         self.rows.create("s", 4)
         self.rows.report("g2")
         self.begun = Begun(self.rows)
+        self.network: Any = UnansweringBrokers()
+        self.handed_over: list[tuple[str, str]] = []
+        self.refusal: KeylaneError | None = None
 
     def metaserver(self, holder: str, *, balance: bool = True) -> Balancer:
         settings = MetaserverSettings(
@@ -61,12 +83,18 @@ class Balancing:
         )
         return Balancer(
             self.rows,  # type: ignore[arg-type]
-            UnansweringBrokers(),  # type: ignore[arg-type]
+            self.network,
             settings,
             self.begun,  # type: ignore[arg-type]
             holder=holder,
             wait_until_settled=AsyncMock(),
+            hand_over=self.hand_over,
         )
+
+    async def hand_over(self, broker_group: str, request: HandOver) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.handed_over.append((broker_group, request.copy_id))
 
 
 @pytest.fixture
@@ -148,3 +176,50 @@ async def test_metaserver_moves_nothing_when_balancing_is_stopped_or_switched_of
     assert await balancer.run_once() is None
     assert not (await balancer.plan()).automatic
     assert await balancing.metaserver("m").run_once() is not None
+
+
+@pytest.fixture
+def copied(balancing: Balancing) -> Balancing:
+    """Both broker groups are to have two data folders, and g1's copy is in its set."""
+    balancing.network = PlacedBrokers()
+    for group in ("g1", "g2"):
+        balancing.rows.run(set_copies, group, SetCopies(wanted=2))
+    fill_set(balancing, "g1")
+    return balancing
+
+
+def fill_set(balancing: Balancing, group: str) -> None:
+    rows = balancing.rows
+    broker = rows.run(find_broker, group)
+    stored = rows.run(read_copy_set, group)
+    rows.run(
+        change_copy_set,
+        group,
+        ChangeCopySet(
+            broker_id=broker.broker_id,
+            opening=broker.opening,
+            term=stored.term,
+            version=stored.version,
+            members=(COPY,),
+        ),
+    )
+
+
+async def test_metaserver_hands_over_once_no_set_lacks_a_copy(copied: Balancing):
+    balancer = copied.metaserver("m")
+    assert (await balancer.plan()).hand_overs == (), "g2 lacks a copy"
+    fill_set(copied, "g2")
+    assert len((await balancer.plan()).hand_overs) == 1
+    await balancer.change(SetBalance(stopped=True))
+    assert await balancer.run_once() is None
+    await balancer.change(SetBalance(stopped=False))
+    assert (await balancer.run_once()).target == "b"
+    assert copied.handed_over == [("g1", COPY)]
+    assert not copied.begun.ids, "the moves come afterwards"
+
+
+async def test_metaserver_moves_partitions_when_a_hand_over_is_refused(copied: Balancing):
+    fill_set(copied, "g2")
+    copied.refusal = ConflictError(Reason.COPY_NOT_READY, "it runs without failover")
+    assert (await copied.metaserver("m").run_once()).target == "g2"
+    assert len(copied.begun.ids) == 1

@@ -13,8 +13,8 @@ from keylane.cli.commands.broker.copies import (
     CopiesView,
     CopyView,
     advice_lines,
+    check_group,
     join_copies,
-    read_lags,
     rows_of,
     show_copies,
     title_of,
@@ -35,7 +35,8 @@ def view(
     **changed: Any,
 ) -> CopiesView:
     stored = CopySet(wanted=wanted, least=least, members=members)
-    return join_copies("g1", stored, lags, **changed)
+    details = {"copies": {copy_id: {"bytes_behind": lag} for copy_id, lag in lags.items()}}
+    return join_copies("g1", stored, details, **changed)
 
 
 def test_copies_of_the_set_are_shown_before_the_others():
@@ -47,9 +48,9 @@ def test_copies_of_the_set_are_shown_before_the_others():
         CopyView(copy_id=A, in_set=False, bytes_behind=4_096),
     )
     assert rows_of(joined) == [
-        (B, "yes", "not heard lately"),
-        (C, "yes", "0"),
-        (A, "no", "4096"),
+        (B, "yes", "not heard lately", None, None),
+        (C, "yes", "0", None, None),
+        (A, "no", "4096", None, None),
     ]
     assert advice_lines(joined) == []
 
@@ -98,7 +99,7 @@ async def test_least_is_refused_when_nothing_else_is_set() -> None:
 
 def test_set_is_shown_alone_when_the_broker_does_not_answer():
     joined = view((A,), {}, problem="g1:1 refuses connections")
-    assert rows_of(joined) == [(A, "yes", None)]
+    assert rows_of(joined) == [(A, "yes", None, None, None)]
     line, advice = advice_lines(joined)
     assert line.endswith("only the set is shown: g1:1 refuses connections")
     assert "by itself if it runs with failover" in advice
@@ -115,12 +116,28 @@ def health(**details: Any) -> Health:
     return Health(program="broker", ready=True, details={"broker_group": "g1", **details})
 
 
-def test_lag_is_read_from_the_health_of_the_broker_of_the_group():
-    assert read_lags(health(copies={A: {"bytes_behind": 7}}), "g1", "h:1") == {A: 7}
-    assert read_lags(health(copies={}), "g1", "h:1") == {}
-    assert read_lags(health(), "g1", "h:1") == {}, "a broker of an older version"
+def test_health_is_that_of_the_broker_of_the_group():
+    assert check_group(health(copies={}), "g1", "h:1")["copies"] == {}
     with pytest.raises(NotSentError, match="one of group g2, not of g1"):
-        read_lags(health(broker_group="g2"), "g1", "h:1")
+        check_group(health(broker_group="g2"), "g1", "h:1")
+
+
+def test_copies_of_a_broker_of_an_older_version_are_shown_without_a_place():
+    joined = join_copies("g1", CopySet(members=(A,)), {})
+    assert joined.copies == (CopyView(copy_id=A, in_set=True),)
+    assert title_of(joined).endswith("acks wait for 1 copy")
+
+
+def test_command_says_why_a_copy_does_not_count_when_it_shares_a_machine():
+    sentence = "the copy a is on the same machine as the broker (m1), so acks do not wait for it"
+    place = {"machine": "m1", "zone": "a"}
+    details = {"copies": {A: {"bytes_behind": 0, "shared_machine": sentence, **place}}, **place}
+    refused = join_copies("g1", CopySet(wanted=2), details)
+    assert title_of(refused).endswith("; the broker is on machine m1 in zone a")
+    assert rows_of(refused) == [(A, "no", "0", "a", "m1")]
+    said, advice, _ = advice_lines(refused)
+    assert said == f"T{sentence[1:]}."
+    assert advice.endswith("keylane broker copies g1 --allow-one-machine")
 
 
 class FakeAdmin:
@@ -138,8 +155,15 @@ class FakeAdmin:
     async def copies(self, _group: str) -> CopySet:
         return self.stored
 
-    async def set_copies(self, _group: str, wanted: int, *, least: int | None) -> CopySet:
-        return CopySet(wanted=wanted, least=least or 1, members=self.stored.members)
+    async def set_copies(
+        self, _group: str, wanted: int, *, least: int | None, may_share_machine: bool | None
+    ) -> CopySet:
+        return CopySet(
+            wanted=wanted,
+            least=least or 1,
+            members=self.stored.members,
+            may_share_machine=bool(may_share_machine),
+        )
 
     async def list_brokers(self) -> Any:
         class Listed:
@@ -157,13 +181,15 @@ async def test_output_has_one_object_with_both_when_it_is_json(
 
     monkeypatch.setattr(copies_module, "open_admin", FakeAdmin)
     monkeypatch.setattr(copies_module, "fetch_health", fetch)
-    await show_copies("m:1", OutputFormat.JSON, group="g1", wanted=3)
+    await show_copies("m:1", OutputFormat.JSON, group="g1", wanted=3, allow_one_machine=True)
     (line,) = capsys.readouterr().out.splitlines()
+    nowhere = '"machine":"","zone":""'
     assert line == (
         '{"broker_group":"g1","wanted":3,"least":1,"acks_wait_for":1,"copies":['
-        f'{{"copy_id":"{A}","in_set":true,"bytes_behind":0}},'
-        f'{{"copy_id":"{B}","in_set":false,"bytes_behind":9}}],'
-        '"promoted":"","term":0,"version":0,"broker_problem":""}'
+        f'{{"copy_id":"{A}","in_set":true,"bytes_behind":0,{nowhere},"shared_machine":""}},'
+        f'{{"copy_id":"{B}","in_set":false,"bytes_behind":9,{nowhere},"shared_machine":""}}],'
+        f'"promoted":"","term":0,"version":0,"may_share_machine":true,{nowhere},'
+        '"broker_problem":""}'
     )
 
 
@@ -178,5 +204,5 @@ async def test_table_says_that_the_broker_cannot_be_asked(
     await show_copies("m:1", OutputFormat.TABLE, group="g1", wanted=2)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].strip() == "g1 is to have 2 data folders; acks wait for 1 copy"
-    assert any(line.split() == [A, "yes", "-"] for line in lines)
+    assert any(line.split() == [A, "yes", "-", "-", "-"] for line in lines)
     assert any(line.endswith("h:1 refuses connections") for line in lines)

@@ -31,6 +31,7 @@ FINE = {
         ({"insecure_network": True}, "insecure_network: other machines read and write without TLS"),
         ({"access_off": True}, "access = off: everybody who reaches it may do everything"),
         ({"disk_free_bytes": 9}, "9% of its disk is free"),
+        ({"shared_machines": ("the copies a and b share m1",)}, "the copies a and b share m1"),
         ({"version": "1.1.0"}, "different versions of keylane: 1.1.0, 1.2.0; here 1.2.0"),
         ({"failure": "cannot reach it", "advice": "Start it."}, "cannot reach it"),
     ],

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from keylane.cli.commands.cluster.folder import ClusterFolder, draw_token, replace_file
+from keylane.cli.commands.cluster.folder import (
+    ClusterFolder,
+    Leaving,
+    draw_token,
+    replace_file,
+)
 from keylane.protocol.errors import Reason
 from support.raising import raises
 
@@ -98,3 +103,32 @@ def test_file_keeps_its_old_content_when_the_new_one_cannot_be_written(tmp_path:
 
 def test_drawn_tokens_differ() -> None:
     assert len({draw_token() for _ in range(10)}) == 10
+
+
+def test_second_broker_of_a_host_is_a_host_with_files_of_its_own(tmp_path: Path) -> None:
+    folder = write(tmp_path, "")
+    copy = folder.path / "a.example" / "keylane.toml"
+    settings = copy.read_bytes().replace(b"[metaserver]", b"[unused]")
+    folder.add_host("a.example/g2", {"keylane.toml": (settings, 0o600)})
+    (tmp_path / "a.example" / ".g3.new").mkdir()
+    (tmp_path / "a.example" / ".g3.new" / "keylane.toml").write_bytes(settings)
+    grown = ClusterFolder.read(tmp_path)
+    assert list(grown.hosts) == ["a.example", "a.example/g2"]
+    second = grown.host("a.example/g2")
+    assert (second.machine, second.delivered) == ("a.example", tmp_path / "a.example")
+    assert second.config_folder == "/etc/keylane/g2"
+    assert second.units == "keylane-broker-g2"
+    assert grown.next_token_path(second).parent == tmp_path, "it is not copied to the host"
+    grown.put_leaving(second, Leaving("b.example", 2, 1))
+    assert grown.leaving(second) == Leaving("b.example", 2, 1)
+    assert grown.leaving(grown.host("a.example")) is None
+    grown.remove_host(second)
+    assert list(ClusterFolder.read(tmp_path).hosts) == ["a.example"]
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_note_of_a_move_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    folder = write(tmp_path, "")
+    (tmp_path / "a.example.leaving.json").write_text('{"to": 1}')
+    with raises(Reason.CLUSTER_FOLDER, match="leaving.json"):
+        folder.leaving(folder.host("a.example"))
