@@ -377,6 +377,7 @@ async def serving_broker(
             lag_ms=settings.copy_lag_ms,
         )
         following.on_report, following.may_be_ahead = keeper.note_report, keeper.may_be_ahead
+        following.knows_durable_end = keeper.knows_durable_end
         keeper.on_copied = registration.note_copied
         service.register_handler(Follow, following.follow)
 

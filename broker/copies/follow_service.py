@@ -112,6 +112,8 @@ class FollowService:
         self.may_be_ahead: Callable[[str], bool] = lambda _copy_id: False
         """Returns True for a copy that gets a commit before it is durable, since acks wait for it.
         """
+        self.knows_durable_end: Callable[[], bool] = lambda: True
+        """Returns False while copies that acks wait for may lack some of the durable log."""
         self._offered_to = ""
         """The copy that is told that it may take this broker's place."""
         self.taken_over = asyncio.Event()
@@ -313,6 +315,7 @@ class FollowService:
             position if segment is None else segment,
             position,
             is_offered,
+            self.knows_durable_end(),
         )
 
     async def _wait(self, wait_ms: int) -> None:

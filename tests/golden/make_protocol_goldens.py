@@ -183,7 +183,7 @@ FRAMES_SINCE_0_3: list[tuple[int, frames.Request | frames.Answer]] = [
     (4, frames.Ack(7, "audit", "0123456789abcdef", 5, (), promise_ms=15_000)),
     (4, frames.Acked(2**40, 2, 15_000, True)),
     (25, frames.Follow("g1", "0123456789abcdef", 2**40, 3 << 20, 10_000, 2**40 - 4096, 0xFEDCBA98)),
-    (87, frames.Followed("0123456789abcdef", "fedcba98", 2**40, 2**30, 2**30, 2**39)),
+    (87, frames.Followed("0123456789abcdef", "fedcba98", 2**40, 2**30, 2**30, 2**39, False, False)),
 ]
 
 

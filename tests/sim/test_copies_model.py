@@ -24,6 +24,7 @@ CAUGHT_BY = {
     "copy is not cut": 33,
     "least is ignored": 1,
     "hand-over has no end": 14,
+    "restarted broker calls its log durable": 967,
 }
 """The walk that catches each mutant."""
 

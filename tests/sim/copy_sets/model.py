@@ -45,6 +45,7 @@ MUTANTS = {
     "copy is not cut": "late",
     "least is ignored": "too few",
     "hand-over has no end": "late",
+    "restarted broker calls its log durable": "ended",
 }
 """The rules that can be left out, and how each one shows."""
 
@@ -574,6 +575,7 @@ class FolderProcess:
         data = log[at : min(end, at + self.world.rng.randint(1, 4))]
         is_offered = copy_id == self.offered_to and position == end
         knows = self.is_copied or not self.had_marker
+        knows |= self.world.mutant == "restarted broker calls its log durable"
         durable_end = self.end if knows else 0
         return "same", self.disk.opening, self.end, durable_end, position, data, is_offered
 

@@ -445,6 +445,29 @@ async def test_copy_is_cut_when_its_broker_was_restarted_and_has_stored_more_sin
     await stop(task)
 
 
+async def test_copy_is_cut_when_another_copy_takes_the_place_of_a_restarted_broker():
+    """The broker did not know whether the last commit, which the other copy lacks, was durable."""
+    broker, disk = await filled(), SimDisk()
+    follower = follower_of(broker, disk)
+    task = asyncio.ensure_future(follower.run())
+    await until_equal(broker, follower, task)
+    other_copy = deepcopy(broker.disk)
+    broker.is_silent = True
+    await broker.send(1)
+    again = await restarted(broker, broker.disk)
+    again.service.knows_durable_end = lambda: False
+    broker.service, broker.is_silent = again.service, False
+    await until_equal(again, follower, task)
+    successor = await restarted(again, other_copy)
+    successor.sequence -= 2
+    successor.service._opening = "o3"
+    await successor.send(20)
+    broker.service = successor.service
+    await until_equal(successor, follower, task)
+    await stop(task)
+    assert segments(disk) == segments(other_copy)
+
+
 async def test_copy_is_not_cut_when_its_broker_has_lost_what_was_durable():
     """Its disk was put back, or has lost what it had synced; the follower was restarted since."""
     broker, disk = await filled(), SimDisk()

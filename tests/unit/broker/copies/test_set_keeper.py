@@ -281,9 +281,11 @@ async def test_clients_wait_after_a_restart_until_copies_have_the_log(kept: Kept
     await eventually(lambda: bool(again.asked))
     await asyncio.sleep(0.05)
     assert not again.copied
+    assert not again.keeper.knows_durable_end()
     assert "the copies that acks wait for" in again.keeper.problem
     again.report()
     assert again.copied
+    assert again.keeper.knows_durable_end()
     assert again.keeper.problem == ""
     await again.stop()
 
