@@ -25,6 +25,9 @@ CAUGHT_BY = {
     "least is ignored": 1,
     "hand-over has no end": 14,
     "restarted broker calls its log durable": 967,
+    "hand-over adopts the set of its answer": 526,
+    "silent copy keeps its place": 1,
+    "term is not raised by a promotion": 7,
 }
 """The walk that catches each mutant."""
 

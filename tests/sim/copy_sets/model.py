@@ -46,6 +46,9 @@ MUTANTS = {
     "least is ignored": "too few",
     "hand-over has no end": "late",
     "restarted broker calls its log durable": "ended",
+    "hand-over adopts the set of its answer": "lost",
+    "silent copy keeps its place": "late",
+    "term is not raised by a promotion": "lost",
 }
 """The rules that can be left out, and how each one shows."""
 
@@ -201,8 +204,9 @@ class SqlOfCopies:
             world.lose(world.folders[sender], row.term + 1)
         else:
             return None
+        term = row.term + (world.mutant != "term is not raised by a promotion")
         return self.store(
-            members=others, term=row.term + 1, promoted=copy_id, durable_end=log_end, handing_to=""
+            members=others, term=term, promoted=copy_id, durable_end=log_end, handing_to=""
         )
 
     def accept(self, folder: FolderProcess) -> None:
@@ -403,6 +407,8 @@ class FolderProcess:
     def keep_set(self) -> None:
         """Ask SQL, or propose a set."""
         disk, stored = self.disk, self.stored
+        if self.end < self.flushed_at:
+            return  # a commit that began without copies has to end first
         if self.proposed is not None:
             self.ask("change", self.proposed)
         elif stored is None or self.is_due("poll", POLL):
@@ -412,7 +418,7 @@ class FolderProcess:
                 disk.has_marker = True
             elif not self.waits:
                 self.waits, self.flushed_at = True, self.commit_end
-            elif self.end >= self.flushed_at:
+            else:
                 self.least = stored.least
                 members = self.decide_set(stored)
                 if members is not None and members != self.members:
@@ -497,6 +503,7 @@ class FolderProcess:
             each
             for each in sorted(members)
             if now - self.heard_at.get(each, self.started_at) > SILENT
+            if self.world.mutant != "silent copy keeps its place"
         ]
         replaced = silent[: max(0, len(complete) - room)]
         joining = frozenset(complete[: room + len(replaced)])
@@ -540,6 +547,8 @@ class FolderProcess:
         """SQL has said whether a copy has the place. The set that it names may be an older one."""
         if stored is None or self.names_another(stored):
             self.note_replaced()
+        elif self.world.mutant == "hand-over adopts the set of its answer":
+            self.adopt(stored)
 
     def on_taken(self, _: int, copy_id: str) -> None:
         """A copy says that it has the place."""
