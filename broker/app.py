@@ -425,7 +425,7 @@ async def serving_broker(
         )
         parking = Parking(store, service, clock=clock, folder_ownership=registration)
         metrics = _create_metrics(store, files, service, clock, broker_guard)
-        metrics.add(partial(collect_copies, following.lag_bytes))
+        metrics.add(partial(collect_copies, following))
         metrics.add(partial(collect_copy_set, keeper))
         metrics.add(partial(collect_scheduled, scheduler))
         routes = _collect_routes(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 
 from ..protocol.control import Health
 from ..rpc.access.guard import Guard
@@ -14,6 +15,7 @@ from ..rpc.operating.probes import metrics_route, probe_routes
 from ..rpc.operating.served_network import ServedNetwork
 from ..rpc.server import PROBED, ControlRoute, Server
 from .copies.follower import Follower
+from .metrics import collect_cuts
 from .settings import BrokerSettings
 
 
@@ -48,6 +50,7 @@ def follower_routes(
     """Return the routes of a follower. It is ready when its copy can take the broker's place."""
     metrics = ServerMetrics("broker", boot_ns)
     metrics.add(served_network.collect)
+    metrics.add(partial(collect_cuts, follower))
 
     async def health() -> Health:
         reason = "" if follower.is_complete else "the copy is not complete"

@@ -133,6 +133,8 @@ class Follower:
         """The first position of the broker's log, as it has said last."""
         self._durable_end = -1
         """The end of what the copy has and a broker has called durable."""
+        self.bytes_cut = 0
+        """How many bytes of its log the copy has cut since the follower's start."""
         self._noted_ms = 0
         self._removals: deque[_Removal] = deque()
         self._was_told_complete = False
@@ -447,7 +449,9 @@ class Follower:
             self.end,
             position,
         )
+        cut_bytes = self.end - position
         await self._run_blocking(copied.cut, position)
+        self.bytes_cut += cut_bytes
 
     def _take_new_id(self) -> None:
         """Give the copy another id: another follower has a folder with this one, of which this

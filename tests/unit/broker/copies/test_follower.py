@@ -20,7 +20,7 @@ from keylane.broker.copies.copied_log import CopiedLog
 from keylane.broker.copies.folding import Folding
 from keylane.broker.copies.follow_service import REMEMBERED_MAX, FollowService
 from keylane.broker.copies.follower import NOTED_EVERY_MS, Follower
-from keylane.broker.metrics import collect_copies
+from keylane.broker.metrics import collect_copies, collect_cuts
 from keylane.broker.offline.promotion import demote_folder, promote_candidate, read_candidate
 from keylane.broker.partition.damage import describe_damage
 from keylane.broker.partition.image import encode_partition
@@ -442,6 +442,9 @@ async def test_copy_is_cut_when_its_broker_was_restarted_and_has_stored_more_sin
     await eventually(lambda: task.done() or follower.end == again.store.log.end, seconds=20)
     assert not task.done()
     assert segments(disk) == segments(lost)
+    [cut] = await collect_cuts(follower)
+    assert cut.name == "keylane_copy_cut_bytes"
+    assert cut.samples[0].value > 0
     await stop(task)
 
 
@@ -658,8 +661,25 @@ async def test_operators_see_how_far_a_copy_is_behind():
     await broker.service.follow(Follow("g1", COPY_ID, end - 96, 100, 0), memoryview(b""))
     assert broker.service.view({COPY_ID}) == {COPY_ID: {"bytes_behind": 96, "in_set": True}}
     assert broker.service.view(()) == {COPY_ID: {"bytes_behind": 96, "in_set": False}}
-    [metric] = await collect_copies(broker.service.lag_bytes)
+    [metric, *_] = await collect_copies(broker.service)
     assert [(sample.labels, sample.value) for sample in metric.samples] == [({"copy": COPY_ID}, 96)]
+
+
+async def test_scrape_says_how_long_ago_a_copy_had_everything_and_what_it_was_sent():
+    broker, disk = await filled(), SimDisk()
+    follower = follower_of(broker, disk)
+    task = asyncio.ensure_future(follower.run())
+    await until_equal(broker, follower, task)
+    await eventually(lambda: broker.service.lag_bytes() == {copy_of(disk).copy_id: 0})
+    await stop(task)
+    broker.clock.advance(3_000)
+    assert list(broker.service.lag_ms().values()) == [0]
+    await broker.send(1)
+    broker.clock.advance(1_500)
+    _, seconds, sent = await collect_copies(broker.service)
+    assert seconds.name == "keylane_broker_copy_lag_seconds"
+    assert [sample.value for sample in seconds.samples] == [4.5]
+    assert [sample.value for sample in sent.samples] == [follower.end]
 
 
 async def test_copy_counts_only_once_its_log_was_compared():
