@@ -935,11 +935,12 @@ class CopiesWorld:
             for folder in self.folders:
                 if folder.is_replaced:
                     folder.start()
-                elif folder.is_aside:
-                    folder.disk.term = self.sql.row.term
-                    self.lose(folder, folder.disk.term)
-                    self.sql.accept(folder)
-                    break
+            # One that was promoted since comes first: the other would be replaced by it.
+            refused = sorted(self.folders, key=lambda each: -each.disk.term)
+            for folder in [each for each in refused if each.is_aside][:1]:
+                folder.disk.term = self.sql.row.term
+                self.lose(folder, folder.disk.term)
+                self.sql.accept(folder)
 
 
 def walk(seed: int, mutant: str = "") -> CopiesWorld:
