@@ -791,6 +791,29 @@ async def test_copy_says_once_why_it_does_not_take_the_place_of_its_broker(
     await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_copy_follows_on_when_its_metaserver_does_not_know_take_overs():
+    """A metaserver of the version before."""
+    broker, disk = await filled(), SimDisk()
+    asked: list[TakeOver] = []
+
+    async def call(_endpoint: object, request: TakeOver, *, group: str) -> None:
+        asked.append(request)
+        raise InvalidRequestError(f"404 Not Found: {group}", unknown_call=1)
+
+    follower = follower_of(broker, disk)
+    follower._takes_over = True
+    follower._meta = SimpleNamespace(health=broker.health, call=call)  # type: ignore[assignment]
+    task = asyncio.ensure_future(follower.run())
+    await until_equal(broker, follower, task)
+    broker.is_silent = True
+    await eventually(lambda: len(asked) > 1)
+    broker.is_silent = False
+    await broker.send(1)
+    await until_equal(broker, follower, task)
+    assert segments(disk) == segments(broker.disk)
+    await stop(task)
+
+
 async def test_copy_that_is_kept_ready_has_the_state_that_a_start_reads() -> None:
     """Over a removal of segments, and after its log was begun anew."""
     broker, disk = await filled(), SimDisk()
