@@ -24,6 +24,8 @@ REPORT, TTL, POLL, LAG, CALL, AWAY, LIVE, SILENT, LOOK = 6, 30, 15, 8, 20, 12, 2
 HAND_OVER, START = 10, 40
 CHAOS, SETTLE = 450, 700
 FAULTS_PER_STEP = 0.04
+FORGETS_FIRST = 1_000_000
+"""From this walk on, operators forget copies as well, gone or not."""
 _FAULTS = ("kill", "pause", "cut", "hand over", "promote", "lose", "image", "wanted", "heal")
 _NARROW = ((6, 2, 3, 0, 0, 0, 0, 0, 2), (0, 2, 4, 6, 0, 0, 0, 4, 2), (3, 0, 3, 0, 5, 0, 0, 0, 2))
 """Weights of faults: brokers that die again, hand-overs beside changes, and promotions by hand."""
@@ -167,6 +169,13 @@ class SqlOfCopies:
         self.row = row._replace(handing_to=copy_id)
         self.handing_until = self.world.now + HAND_OVER
         return True
+
+    def forget(self, copy_id: str) -> None:
+        """An operator takes a copy out of the set."""
+        others = self.row.members - {copy_id}
+        if others and 1 + len(others) >= self.row.least:
+            self.store(members=others)
+            self.world.forgotten += 1
 
     def promotes(self, copy_id: str, log_end: int) -> bool:
         """Return True if acks have waited for a copy, and it has what was durable."""
@@ -695,6 +704,8 @@ class CopiesWorld:
         if rng.random() < 0.4:
             self.weights = list(rng.choice(_NARROW))
         self.failover = rng.random() < 0.7
+        self.forgets = seed >= FORGETS_FIRST
+        self.forgotten = 0
         self.hand_overs = self.promotions = self.losses = self.lost_term = 0
         self.acked: list[ModelRecord] = []
         self.newest_ack = 0, -1
@@ -850,6 +861,8 @@ class CopiesWorld:
             folder.start()
         if rng.random() < 0.01:
             self.images[folder.number] = replace(folder.disk, log=list(folder.disk.log))
+        if self.forgets and self.sql.row.members and rng.random() < 0.05:
+            self.sql.forget(rng.choice(sorted(self.sql.row.members)))
         if rng.random() > FAULTS_PER_STEP:
             return
         fault = rng.choices(_FAULTS, self.weights)[0]
