@@ -42,7 +42,7 @@ from ..protocol.control import (
     SubjectView,
     SwitchGroup,
 )
-from ..protocol.copies import CopySet, HandedOver, HandOver, PromoteCopy, SetCopies
+from ..protocol.copies import CopySet, ForgetCopy, HandedOver, HandOver, PromoteCopy, SetCopies
 from ..protocol.errors import (
     AccessDeniedError,
     ConfigError,
@@ -1874,6 +1874,19 @@ class Admin(LoopBoundClient):
             {"wanted": wanted, "least": least, "may_share_machine": may_share_machine},
         )
         return await self._metaserver_client.call(endpoints.SET_COPIES, body, group=broker_group)
+
+    async def forget_copy(self, broker_group: str, copy_id: str) -> CopySet:
+        """
+        Let acks wait no more for a copy that is gone for good. One whose follower runs joins again.
+
+        Raises:
+            NotFoundError: there is no such broker group, or acks do not wait for the copy.
+            ConflictError: it is the last one that acks wait for, or nothing would be acked without
+                it.
+        """
+        check_name("broker group", broker_group)
+        body = convert_argument(ForgetCopy, {"copy_id": copy_id})
+        return await self._metaserver_client.call(endpoints.FORGET_COPY, body, group=broker_group)
 
     async def promote_copy(
         self, broker_group: str, copy_id: str, *, broker_id: str, log_end: int, lose: bool = False

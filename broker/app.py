@@ -64,6 +64,7 @@ from .metrics import (
     collect_copies,
     collect_copy_reads,
     collect_copy_set,
+    collect_cuts,
     collect_scheduled,
     expire_series_loop,
 )
@@ -382,6 +383,7 @@ async def serving_broker(
             site=_site_of(settings),
         )
         following.on_report, following.may_be_ahead = keeper.note_report, keeper.may_be_ahead
+        following.knows_durable_end = keeper.knows_durable_end
         keeper.on_copied = registration.note_copied
         service.register_handler(Follow, following.follow)
 
@@ -432,7 +434,7 @@ async def serving_broker(
         )
         parking = Parking(store, service, clock=clock, folder_ownership=registration)
         metrics = _create_metrics(store, files, service, clock, broker_guard)
-        metrics.add(partial(collect_copies, following.lag_bytes))
+        metrics.add(partial(collect_copies, following))
         metrics.add(partial(collect_copy_set, keeper))
         metrics.add(partial(collect_scheduled, scheduler))
         routes = _collect_routes(
@@ -779,6 +781,7 @@ async def run_follower(
         )
         metrics = ServerMetrics("broker", SystemClock().boot_ns)
         metrics.add(served_network.collect)
+        metrics.add(partial(collect_cuts, follower))
         routes = follower_routes(follower, metrics)
         async with contextlib.AsyncExitStack() as serving:
             if settings.serve_reads:

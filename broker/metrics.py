@@ -11,7 +11,7 @@ import asyncio
 import heapq
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..protocol.clock import Clock
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from .copies.copy_reads import CopyReads
+    from .copies.follow_service import FollowService
+    from .copies.follower import Follower
     from .copies.set_keeper import SetKeeper
     from .scheduled.scheduler import Scheduler
 
@@ -455,11 +457,31 @@ async def collect_scheduled(scheduler: Scheduler) -> Iterable[Metric]:
     ]
 
 
-async def collect_copies(lag_bytes: Callable[[], Mapping[str, int]]) -> Iterable[Metric]:
-    """Return how far the copies of the data folder are behind."""
-    lags: dict[Labels, float] = {(("copy", copy_id),): lag for copy_id, lag in lag_bytes().items()}
-    text = "Bytes of the commit log that a copy does not have yet."
-    return [labelled("keylane_broker_copy_lag_bytes", text, lags)]
+async def collect_copies(following: FollowService) -> Iterable[Metric]:
+    """Return how far the copies of the data folder are behind, and what they were sent."""
+    return [
+        labelled(
+            "keylane_broker_copy_lag_bytes",
+            "Bytes of the commit log that a copy does not have yet.",
+            {(("copy", copy_id),): lag for copy_id, lag in following.lag_bytes().items()},
+        ),
+        labelled(
+            "keylane_broker_copy_lag_seconds",
+            "How long ago a copy had the whole durable log; 0 if it has it now.",
+            {(("copy", copy_id),): lag / 1000 for copy_id, lag in following.lag_ms().items()},
+        ),
+        counter(
+            "keylane_broker_copy_bytes_total",
+            "Bytes of the commit log that copies were sent.",
+            following.bytes_sent,
+        ),
+    ]
+
+
+async def collect_cuts(follower: Follower) -> Iterable[Metric]:
+    """Return what a copy has cut, because its broker has lost it."""
+    text = "Bytes of its log that this copy has cut, because its broker does not have them."
+    return [counter("keylane_copy_cut_bytes_total", text, follower.bytes_cut)]
 
 
 async def collect_copy_reads(reads: CopyReads) -> Iterable[Metric]:

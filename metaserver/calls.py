@@ -18,7 +18,13 @@ from ..rpc.network import Network
 from ..rpc.operating.probes import probe_routes
 from ..rpc.server import ControlRoute, Params, whole_number
 from .catalogue.service import Catalogue
-from .cluster.copy_sets import change_copy_set, offer_place, promote_copy, set_copies
+from .cluster.copy_sets import (
+    change_copy_set,
+    forget_copy,
+    offer_place,
+    promote_copy,
+    set_copies,
+)
 from .cluster.queues import read_queues
 from .groups.operators import group_settings
 from .groups.service import GroupService
@@ -127,6 +133,10 @@ def _subject_routes(database: Database, catalogue: Catalogue) -> list[ControlRou
         ControlRoute(
             endpoints.SET_COPIES,
             lambda body, params: catalogue.change_copies(set_copies, params["group"], body),
+        ),
+        ControlRoute(
+            endpoints.FORGET_COPY,
+            lambda body, params: catalogue.change_copies(forget_copy, params["group"], body),
         ),
         ControlRoute(
             endpoints.CHANGE_COPY_SET,

@@ -1,6 +1,7 @@
 """The bodies of the calls about the copies of a broker group. Pure.
 
 SetCopies       an operator: how many folders the group is to have
+ForgetCopy      an operator: a copy is gone for good
 ChangeCopySet   the group's broker: which copies have everything that it has acked
 PromoteCopy     an operator: a copy takes the place of the broker's folder
 TakeOver        a copy: it takes the place of the broker's folder, because the broker is gone or has
@@ -62,6 +63,12 @@ class SetCopies(Struct, frozen=True, kw_only=True):
     """
     may_share_machine: bool | None = None
     """Whether copies on one machine may count; None: as before, at first not."""
+
+
+class ForgetCopy(Struct, frozen=True, kw_only=True):
+    """Let acks wait no more for a copy that is gone for good. The response is the CopySet."""
+
+    copy_id: CopyId
 
 
 class ChangeCopySet(Struct, frozen=True, kw_only=True):

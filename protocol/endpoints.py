@@ -52,6 +52,7 @@ from .control import (
 from .copies import (
     ChangeCopySet,
     CopySet,
+    ForgetCopy,
     HandedOver,
     HandOver,
     OfferPlace,
@@ -207,6 +208,14 @@ SET_COPIES = Endpoint(
     Rights.ADMINISTER,
     "Set how many data folders a broker group is to have.",
     idempotent=True,
+)
+FORGET_COPY = Endpoint(
+    "POST",
+    "/v1/brokers/{group}/copies/forget",
+    ForgetCopy,
+    CopySet,
+    Rights.ADMINISTER,
+    "Let acks wait no more for a copy that is gone for good.",
 )
 CHANGE_COPY_SET = Endpoint(
     "POST",
@@ -940,6 +949,7 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     ACCEPT_FOLDER,
     COPY_SET,
     SET_COPIES,
+    FORGET_COPY,
     CHANGE_COPY_SET,
     PROMOTE_COPY,
     TAKE_OVER,

@@ -560,13 +560,17 @@ class Followed(Frame, frozen=True, array_like=True, tag=87):
     opening: str
     """The name of the broker's present opening."""
     end: int
-    """The end of the durable log."""
+    """The end of the log, as far as the broker's own disk has it."""
     first_position: int
     segment: int
     """The position at which the segment of the payload begins."""
     position: int
     is_offered: bool = False
     """True if the broker stores nothing more, and waits until the copy has taken its place."""
+    is_durable: bool = True
+    """False if copies that acks wait for may lack some of the log up to `end`, because the broker
+    was just started: then the copy may have to be cut below `end`.
+    """
 
 
 class Challenged(Frame, frozen=True, array_like=True, tag=83):

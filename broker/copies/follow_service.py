@@ -67,6 +67,8 @@ class KnownCopy:
     """The end of its durable log; -1 while it has none."""
     at_ms: int = 0
     """When it said so, by the boot clock."""
+    whole_ms: int = 0
+    """When it had the whole durable log last, or was heard first."""
     is_compared: bool = False
     """True if its log was compared with that of this opening, or began in it."""
     followers: list[str] = field(default_factory=list)
@@ -121,8 +123,12 @@ class FollowService:
         self.may_be_ahead: Callable[[str], bool] = lambda _copy_id: False
         """Returns True for a copy that gets a commit before it is durable, since acks wait for it.
         """
+        self.knows_durable_end: Callable[[], bool] = lambda: True
+        """Returns False while copies that acks wait for may lack some of the durable log."""
         self._offered_to = ""
         """The copy that is told that it may take this broker's place."""
+        self.bytes_sent = 0
+        """How many bytes of the log copies were sent."""
         self.taken_over = asyncio.Event()
         """Set once that copy has said that it has the place."""
         store.commit.copy_wait.on_write = self._wake
@@ -144,6 +150,16 @@ class FollowService:
         """
         end = self._store.log.written_end
         return {each.copy_id: max(0, end - each.position) for each in self.standings}
+
+    def lag_ms(self) -> dict[str, int]:
+        """Return for how many milliseconds each copy has lacked some of the durable log; 0 if it
+        lacks nothing.
+        """
+        now_ms, end = self._boot_ms(), self._store.log.end
+        return {
+            each.copy_id: 0 if each.position >= end else now_ms - each.whole_ms
+            for each in self.standings
+        }
 
     def view(
         self, in_set: Collection[str], shared_machines: Mapping[str, str]
@@ -211,6 +227,7 @@ class FollowService:
             data = await self._read(position, length) if unsynced is None else unsynced
         if position < log.first_position:  # retention was quicker
             return self._answer(log.first_position), b""
+        self.bytes_sent += len(data)
         is_offered = request.copy_id == self._offered_to and position == end
         return self._answer(position, segment, is_offered=is_offered), data
 
@@ -277,7 +294,7 @@ class FollowService:
 
     def _remember(self, copy_id: str) -> KnownCopy:
         """Return what is known of a copy, which is the last one that has asked now."""
-        copy = self._copies.pop(copy_id, None) or KnownCopy(copy_id)
+        copy = self._copies.pop(copy_id, None) or KnownCopy(copy_id, whole_ms=self._boot_ms())
         self._copies[copy_id] = copy
         if len(self._copies) > REMEMBERED_MAX:
             del self._copies[next(iter(self._copies))]
@@ -298,6 +315,8 @@ class FollowService:
 
     def _note(self, copy: KnownCopy, position: int) -> None:
         copy.position, copy.at_ms = position, self._boot_ms()
+        if position >= self._store.log.end:
+            copy.whole_ms = copy.at_ms
         if copy.is_compared:
             self.on_report(copy.copy_id, position, copy.site)
 
@@ -344,6 +363,7 @@ class FollowService:
             position if segment is None else segment,
             position,
             is_offered,
+            self.knows_durable_end(),
         )
 
     async def _wait(self, wait_ms: int) -> None:

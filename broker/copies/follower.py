@@ -143,6 +143,8 @@ class Follower:
         """The first position of the broker's log, as it has said last."""
         self._durable_end = -1
         """The end of what the copy has and a broker has called durable."""
+        self.bytes_cut = 0
+        """How many bytes of its log the copy has cut since the follower's start."""
         self._noted_ms = 0
         self._removals: deque[_Removal] = deque()
         self._was_told_complete = False
@@ -272,7 +274,8 @@ class Follower:
         """Store what the broker has answered, and ask for what follows meanwhile."""
         begins = answer.position != self.end
         if not begins:  # what it has was compared
-            self._durable_end = max(self._durable_end, min(answer.end, self.end))
+            if answer.is_durable:
+                self._durable_end = max(self._durable_end, min(answer.end, self.end))
             self._tail = _COMPARED
             if self._broker is not None and self._has_more(answer, len(payload)):
                 following = self._request(_COMPARED, wait_ms=0, unsynced_bytes=len(payload))
@@ -280,7 +283,7 @@ class Follower:
         await self._run_blocking(self._store, answer, payload)
         if begins:
             await self._compare_next()
-        else:
+        elif answer.is_durable:
             self._durable_end = max(self._durable_end, min(answer.end, self.end))
         self._log_progress()
 
@@ -493,7 +496,9 @@ class Follower:
             self.end,
             position,
         )
+        cut_bytes = self.end - position
         await self._run_blocking(copied.cut, position)
+        self.bytes_cut += cut_bytes
 
     def _take_new_id(self) -> None:
         """Give the copy another id: another follower has a folder with this one, of which this

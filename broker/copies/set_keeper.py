@@ -179,7 +179,7 @@ class SetKeeper:
                 "a copy of its data folder was promoted: restart it if an operator has accepted "
                 "this folder since"
             )
-        is_starting = self._had_marker and not self._is_copied
+        is_starting = not self.knows_durable_end()
         if not is_starting and self.waiting_ms < 2 * self._lag_ms:
             return ""
         missing = self.commitment.missing(self._log.written_end)
@@ -218,6 +218,10 @@ class SetKeeper:
         return Placement(self.site, self._sites, stored.may_share_machine)
 
     # ── from copies ───────────────────────────────────────────────────────────────────────────────
+    def knows_durable_end(self) -> bool:
+        """Return False after a start until the copies that count have what the log had then."""
+        return self._is_copied or not self._had_marker
+
     def may_be_ahead(self, copy_id: str) -> bool:
         """Return True if acks wait for a copy, or may do so soon: under load, a copy that gets only
         what is durable is always a commit behind.

@@ -2,7 +2,8 @@
 
 Invariants
     Only the broker with the newest opening of the group's data folder changes the set, and only
-    from the version that it knows.
+    from the version that it knows. An operator may take a copy out of it: until the broker hears of
+    that, its acks wait for one copy more.
     A copy that is not in the set, or has less than was durable, is promoted only if its operator
     gives up what it lacks. A promotion raises the term. The others of the set have what was acked
     too, and stay, unless something was given up. The broker before can ack nothing more if the copy
@@ -23,6 +24,7 @@ from ...protocol.copies import (
     HAND_OVER_MS,
     ChangeCopySet,
     CopySet,
+    ForgetCopy,
     OfferPlace,
     PromoteCopy,
     SetCopies,
@@ -32,6 +34,7 @@ from ...protocol.errors import (
     ConflictError,
     FolderRefusedError,
     InvalidRequestError,
+    NotFoundError,
     Reason,
 )
 from ..sql.dialect import insert_new, now_ms
@@ -74,6 +77,33 @@ def set_copies(connection: Connection, broker_group: str, request: SetCopies) ->
         may_share_machine=stored.may_share_machine if may_share is None else may_share,
     )
     return stored if changed == stored else _store(connection, broker_group, changed)
+
+
+def forget_copy(connection: Connection, broker_group: str, request: ForgetCopy) -> CopySet:
+    """
+    Take a copy that is gone for good out of the set. One that still follows joins again.
+
+    Raises:
+        NotFoundError: there is no such broker group, or acks do not wait for the copy.
+        ConflictError: it is the last one of the set, or nothing would be acked without it.
+    """
+    _lock_broker(connection, broker_group)
+    stored = _read(connection, broker_group)
+    others = tuple(each for each in stored.members if each != request.copy_id)
+    if others == stored.members:
+        raise NotFoundError(
+            Reason.COPY_UNKNOWN,
+            f"acks of broker group {broker_group!r} wait for no copy {request.copy_id}",
+            broker_group=broker_group,
+        )
+    if not others or 1 + len(others) < stored.least:
+        problem = f"an ack needs {stored.least} data folders" if others else "it is the only one"
+        raise ConflictError(
+            Reason.COPY_NEEDED,
+            f"acks of broker group {broker_group!r} need copy {request.copy_id}: {problem}",
+            broker_group=broker_group,
+        )
+    return _store(connection, broker_group, replace(stored, members=others))
 
 
 def change_copy_set(connection: Connection, broker_group: str, request: ChangeCopySet) -> CopySet:

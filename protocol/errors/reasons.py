@@ -513,7 +513,14 @@ class Reason(enum.Enum):
         "the broker knows no copy with this id",
         "Nothing was changed. keylane broker copies GROUP lists the copies.",
     )
-    """A broker is to hand over to a copy that never followed it."""
+    """An operator names a copy that never followed the broker, or for which acks do not wait."""
+    COPY_NEEDED = (
+        1176,
+        "ConflictError",
+        "too few data folders would have what was acked without the copy",
+        "Let another copy join first, or want fewer: keylane broker copies GROUP --wanted N.",
+    )
+    """An operator forgets the last copy of the set, or one without which nothing is acked."""
     HAND_OVER_RUNNING = (
         1174,
         "BusyError",

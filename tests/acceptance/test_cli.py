@@ -117,14 +117,22 @@ def test_acks_wait_for_copies_of_a_dev_cluster(tmp_path):
         folders = sorted(path.name for path in dev.data.iterdir())
         assert folders == ["broker-1", "broker-1-copy-1", "broker-1-copy-2", "metaserver"]
         dev.json("subject", "create", "orders")
-        receipt: dict[str, object] = {}
-        until = time.monotonic() + TIMEOUT_S
-        while receipt.get("copies") != 3:
-            assert time.monotonic() < until, receipt
-            (receipt,) = dev.json("produce", "orders", "one", "--key", "k")
+        _produce_until_three_folders_have_it(dev)
         (shown,) = dev.json("broker", "copies", "broker-1")
         assert shown["wanted"] == 3
         assert [copy["in_set"] for copy in shown["copies"]] == [True, True]
+        first, second = (copy["copy_id"] for copy in shown["copies"])
+        (stored,) = dev.json("broker", "forget", "broker-1", first)
+        assert stored["members"] == [second]
+        _produce_until_three_folders_have_it(dev)  # its follower runs, so it joins again
+
+
+def _produce_until_three_folders_have_it(dev: Dev) -> None:
+    receipt: dict[str, object] = {}
+    until = time.monotonic() + TIMEOUT_S
+    while receipt.get("copies") != 3:
+        assert time.monotonic() < until, receipt
+        (receipt,) = dev.json("produce", "orders", "one", "--key", "k")
 
 
 def test_dev_is_ready(dev):

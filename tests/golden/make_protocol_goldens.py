@@ -197,7 +197,7 @@ FRAMES_SINCE_0_3: list[tuple[int, frames.Request | frames.Answer]] = [
             zone="a",
         ),
     ),
-    (87, frames.Followed("0123456789abcdef", "fedcba98", 2**40, 2**30, 2**30, 2**39)),
+    (87, frames.Followed("0123456789abcdef", "fedcba98", 2**40, 2**30, 2**30, 2**39, False, False)),
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sim.copy_sets.model import MUTANTS, BrokenRuleError, walk
+from sim.copy_sets.model import FORGETS_FIRST, MUTANTS, BrokenRuleError, walk
 
 WALKS = 100
 CAUGHT_BY = {
@@ -24,6 +24,10 @@ CAUGHT_BY = {
     "copy is not cut": 33,
     "least is ignored": 1,
     "hand-over has no end": 14,
+    "restarted broker calls its log durable": 967,
+    "hand-over adopts the set of its answer": 526,
+    "silent copy keeps its place": 1,
+    "term is not raised by a promotion": 7,
 }
 """The walk that catches each mutant."""
 
@@ -33,6 +37,11 @@ def test_no_walk_breaks_a_promise() -> None:
     assert sum(len(world.acked) for world in worlds) > 20 * WALKS
     assert sum(world.promotions for world in worlds) > WALKS // 4
     assert sum(world.hand_overs for world in worlds) > WALKS // 4
+
+
+def test_no_walk_breaks_a_promise_when_copies_are_forgotten() -> None:
+    worlds = [walk(FORGETS_FIRST + seed) for seed in range(WALKS)]
+    assert sum(world.forgotten for world in worlds) > WALKS // 10
 
 
 @pytest.mark.parametrize("mutant", sorted(MUTANTS))

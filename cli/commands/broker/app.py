@@ -260,6 +260,25 @@ def broker_copies(
     )
 
 
+@broker_app.add("forget", shows="..admin:CopySet")
+@expand_options
+def broker_forget(
+    group: GroupArgument,
+    copy: Annotated[str, Argument(metavar="COPY", help="The id of the copy.")],
+    *,
+    common: CommonOptions,
+) -> None:
+    """
+    Let acks wait no more for a copy that is gone for good.
+
+    The last copy of the set is kept: keylane broker copies GROUP --wanted 1 lets acks wait for
+    none. A copy whose follower runs joins again.
+    """
+    from .copies import show_set
+
+    common.ask(lambda admin: admin.forget_copy(group, copy), show_set)
+
+
 @broker_app.add("hand-over", shows="..admin:HandedOver")
 @expand_options
 def broker_hand_over(

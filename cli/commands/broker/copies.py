@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from ....admin import Admin, CopySet, HandedOver, Health
 from ....protocol.errors import ConfigError, KeylaneError, NotSentError
-from ....protocol.text import counted
+from ....protocol.text import counted, listed
 from ...connection import open_admin
 from ...options import OutputFormat
 from ...screen import make_table, show_data, show_line, show_table
@@ -105,6 +105,11 @@ async def show_copies(
         show_line(title)
     for line in advice_lines(view):
         show_line(line)
+
+
+def show_set(stored: CopySet) -> None:
+    """Show which copies acks wait for."""
+    show_line(f"acks wait for {listed(stored.members)}")
 
 
 def show_handed_over(done: HandedOver) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import random
@@ -11,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from keylane.broker.app import run_follower
+from keylane.broker.settings import BrokerSettings
 from keylane.broker.storage import files as files_module
+from keylane.broker.storage.copy_file import CopyFile, write_copy_file
 from keylane.broker.storage.data_folder import claim_folder, read_identity
 from keylane.broker.storage.files import Files, RealFiles, replace_file
 from keylane.protocol.errors import (
@@ -254,6 +258,18 @@ def test_second_broker_is_refused_while_the_folder_is_locked(tmp_path):
     second = RealFiles(tmp_path)
     second.lock()
     second.close()
+
+
+async def test_follower_is_refused_while_another_has_its_folder(tmp_path):
+    first = RealFiles(tmp_path)
+    first.lock()
+    write_copy_file(first, CopyFile(copy_id="c1", broker_group="g1", complete_at=0))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    settings = BrokerSettings(group="g1", data=tmp_path, meta=["127.0.0.1:1"], follow=True)
+    with pytest.raises(DataFolderError, match="another broker"):
+        await run_follower(settings, asyncio.Event())
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    first.close()
 
 
 def test_folder_that_cannot_be_written_is_refused(tmp_path):

@@ -539,6 +539,7 @@ class BrokerHost(DiskHost):
         self._keeper.on_copied = registration.note_copied
         following.on_report = self._keeper.note_report
         following.may_be_ahead = self._keeper.may_be_ahead
+        following.knows_durable_end = self._keeper.knows_durable_end
         service.register_handler(Follow, following.follow)
         end = store.log.end
 

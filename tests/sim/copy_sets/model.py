@@ -24,6 +24,8 @@ REPORT, TTL, POLL, LAG, CALL, AWAY, LIVE, SILENT, LOOK = 6, 30, 15, 8, 20, 12, 2
 HAND_OVER, START = 10, 40
 CHAOS, SETTLE = 450, 700
 FAULTS_PER_STEP = 0.04
+FORGETS_FIRST = 1_000_000
+"""From this walk on, operators forget copies as well, gone or not."""
 _FAULTS = ("kill", "pause", "cut", "hand over", "promote", "lose", "image", "wanted", "heal")
 _NARROW = ((6, 2, 3, 0, 0, 0, 0, 0, 2), (0, 2, 4, 6, 0, 0, 0, 4, 2), (3, 0, 3, 0, 5, 0, 0, 0, 2))
 """Weights of faults: brokers that die again, hand-overs beside changes, and promotions by hand."""
@@ -45,6 +47,10 @@ MUTANTS = {
     "copy is not cut": "late",
     "least is ignored": "too few",
     "hand-over has no end": "late",
+    "restarted broker calls its log durable": "ended",
+    "hand-over adopts the set of its answer": "lost",
+    "silent copy keeps its place": "late",
+    "term is not raised by a promotion": "lost",
 }
 """The rules that can be left out, and how each one shows."""
 
@@ -164,6 +170,13 @@ class SqlOfCopies:
         self.handing_until = self.world.now + HAND_OVER
         return True
 
+    def forget(self, copy_id: str) -> None:
+        """An operator takes a copy out of the set."""
+        others = self.row.members - {copy_id}
+        if others and 1 + len(others) >= self.row.least:
+            self.store(members=others)
+            self.world.forgotten += 1
+
     def promotes(self, copy_id: str, log_end: int) -> bool:
         """Return True if acks have waited for a copy, and it has what was durable."""
         mutant, row = self.world.mutant, self.row
@@ -200,8 +213,9 @@ class SqlOfCopies:
             world.lose(world.folders[sender], row.term + 1)
         else:
             return None
+        term = row.term + (world.mutant != "term is not raised by a promotion")
         return self.store(
-            members=others, term=row.term + 1, promoted=copy_id, durable_end=log_end, handing_to=""
+            members=others, term=term, promoted=copy_id, durable_end=log_end, handing_to=""
         )
 
     def accept(self, folder: FolderProcess) -> None:
@@ -402,6 +416,8 @@ class FolderProcess:
     def keep_set(self) -> None:
         """Ask SQL, or propose a set."""
         disk, stored = self.disk, self.stored
+        if self.end < self.flushed_at:
+            return  # a commit that began without copies has to end first
         if self.proposed is not None:
             self.ask("change", self.proposed)
         elif stored is None or self.is_due("poll", POLL):
@@ -411,7 +427,7 @@ class FolderProcess:
                 disk.has_marker = True
             elif not self.waits:
                 self.waits, self.flushed_at = True, self.commit_end
-            elif self.end >= self.flushed_at:
+            else:
                 self.least = stored.least
                 members = self.decide_set(stored)
                 if members is not None and members != self.members:
@@ -496,6 +512,7 @@ class FolderProcess:
             each
             for each in sorted(members)
             if now - self.heard_at.get(each, self.started_at) > SILENT
+            if self.world.mutant != "silent copy keeps its place"
         ]
         replaced = silent[: max(0, len(complete) - room)]
         joining = frozenset(complete[: room + len(replaced)])
@@ -539,6 +556,8 @@ class FolderProcess:
         """SQL has said whether a copy has the place. The set that it names may be an older one."""
         if stored is None or self.names_another(stored):
             self.note_replaced()
+        elif self.world.mutant == "hand-over adopts the set of its answer":
+            self.adopt(stored)
 
     def on_taken(self, _: int, copy_id: str) -> None:
         """A copy says that it has the place."""
@@ -574,6 +593,7 @@ class FolderProcess:
         data = log[at : min(end, at + self.world.rng.randint(1, 4))]
         is_offered = copy_id == self.offered_to and position == end
         knows = self.is_copied or not self.had_marker
+        knows |= self.world.mutant == "restarted broker calls its log durable"
         durable_end = self.end if knows else 0
         return "same", self.disk.opening, self.end, durable_end, position, data, is_offered
 
@@ -684,6 +704,8 @@ class CopiesWorld:
         if rng.random() < 0.4:
             self.weights = list(rng.choice(_NARROW))
         self.failover = rng.random() < 0.7
+        self.forgets = seed >= FORGETS_FIRST
+        self.forgotten = 0
         self.hand_overs = self.promotions = self.losses = self.lost_term = 0
         self.acked: list[ModelRecord] = []
         self.newest_ack = 0, -1
@@ -839,6 +861,8 @@ class CopiesWorld:
             folder.start()
         if rng.random() < 0.01:
             self.images[folder.number] = replace(folder.disk, log=list(folder.disk.log))
+        if self.forgets and self.sql.row.members and rng.random() < 0.05:
+            self.sql.forget(rng.choice(sorted(self.sql.row.members)))
         if rng.random() > FAULTS_PER_STEP:
             return
         fault = rng.choices(_FAULTS, self.weights)[0]
@@ -924,11 +948,12 @@ class CopiesWorld:
             for folder in self.folders:
                 if folder.is_replaced:
                     folder.start()
-                elif folder.is_aside:
-                    folder.disk.term = self.sql.row.term
-                    self.lose(folder, folder.disk.term)
-                    self.sql.accept(folder)
-                    break
+            # One that was promoted since comes first: the other would be replaced by it.
+            refused = sorted(self.folders, key=lambda each: -each.disk.term)
+            for folder in [each for each in refused if each.is_aside][:1]:
+                folder.disk.term = self.sql.row.term
+                self.lose(folder, folder.disk.term)
+                self.sql.accept(folder)
 
 
 def walk(seed: int, mutant: str = "") -> CopiesWorld:

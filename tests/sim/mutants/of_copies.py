@@ -134,6 +134,11 @@ def clients_are_answered_before_copies_have_the_log(patches: Patches) -> None:
     patches.set(hosts, "has_copies", lambda files: False)
 
 
+def restarted_brokers_call_their_log_durable(patches: Patches) -> None:
+    """A copy counts on what other copies may lack, and is not cut when one of them serves."""
+    patches.set(SetKeeper, "knows_durable_end", lambda self: True)
+
+
 def late_copies_are_waited_for_for_ever(patches: Patches) -> None:
     """No copy is left out because it keeps acks waiting."""
     patches.set(SetKeeper, "_is_late", lambda self, now_ms: False)
@@ -422,6 +427,7 @@ BREAKS: tuple[Breaks, ...] = (
     leaving_copies_do_not_count,
     folders_do_not_say_that_they_have_copies,
     clients_are_answered_before_copies_have_the_log,
+    restarted_brokers_call_their_log_durable,
     late_copies_are_waited_for_for_ever,
     lost_copies_keep_their_place,
     copies_say_what_they_have_not_synced,

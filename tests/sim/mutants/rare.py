@@ -30,6 +30,8 @@ CAUGHT_BY = {
     "test_promise_is_durable_before_it_is_told",
     "waiting_tokens_end_no_promise": "unit/broker/test_promises.py::"
     "test_waiting_token_ends_the_promise",
+    "restarted_brokers_call_their_log_durable": f"{COPIES}/test_set_keeper.py::"
+    "test_clients_wait_after_a_restart_until_copies_have_the_log",
     "unanswered_proposals_are_forgotten": f"{COPIES}/test_set_keeper.py::"
     "test_copy_counts_while_it_is_not_known_whether_it_has_joined",
     "brokers_store_on_while_they_hand_over": f"{COPIES}/test_hand_over.py::"

@@ -17,6 +17,7 @@ BROKER_GROUPS = {
     "broker evacuate": "group",
     "broker accept": "group",
     "broker copies": "group",
+    "broker forget": "group",
     "broker hand-over": "group",
     "meta rebuild": "gone",
     "cluster add-host": "copy_of",

@@ -20,7 +20,7 @@ from keylane.broker.copies.copied_log import CopiedLog
 from keylane.broker.copies.folding import Folding
 from keylane.broker.copies.follow_service import REMEMBERED_MAX, FollowService
 from keylane.broker.copies.follower import NOTED_EVERY_MS, Follower
-from keylane.broker.metrics import collect_copies
+from keylane.broker.metrics import collect_copies, collect_cuts
 from keylane.broker.offline.promotion import demote_folder, promote_candidate, read_candidate
 from keylane.broker.partition.damage import describe_damage
 from keylane.broker.partition.image import encode_partition
@@ -442,7 +442,33 @@ async def test_copy_is_cut_when_its_broker_was_restarted_and_has_stored_more_sin
     await eventually(lambda: task.done() or follower.end == again.store.log.end, seconds=20)
     assert not task.done()
     assert segments(disk) == segments(lost)
+    [cut] = await collect_cuts(follower)
+    assert cut.name == "keylane_copy_cut_bytes"
+    assert cut.samples[0].value > 0
     await stop(task)
+
+
+async def test_copy_is_cut_when_another_copy_takes_the_place_of_a_restarted_broker():
+    """The broker did not know whether the last commit, which the other copy lacks, was durable."""
+    broker, disk = await filled(), SimDisk()
+    follower = follower_of(broker, disk)
+    task = asyncio.ensure_future(follower.run())
+    await until_equal(broker, follower, task)
+    other_copy = deepcopy(broker.disk)
+    broker.is_silent = True
+    await broker.send(1)
+    again = await restarted(broker, broker.disk)
+    again.service.knows_durable_end = lambda: False
+    broker.service, broker.is_silent = again.service, False
+    await until_equal(again, follower, task)
+    successor = await restarted(again, other_copy)
+    successor.sequence -= 2
+    successor.service._opening = "o3"
+    await successor.send(20)
+    broker.service = successor.service
+    await until_equal(successor, follower, task)
+    await stop(task)
+    assert segments(disk) == segments(other_copy)
 
 
 async def test_copy_is_not_cut_when_its_broker_has_lost_what_was_durable():
@@ -645,8 +671,25 @@ async def test_operators_see_how_far_a_copy_is_behind():
     shared = {COPY_ID: "it is on the machine of the broker"}
     expected["shared_machine"] = shared[COPY_ID]
     assert broker.service.view((), shared) == {COPY_ID: {**expected, "in_set": False}}
-    [metric] = await collect_copies(broker.service.lag_bytes)
+    [metric, *_] = await collect_copies(broker.service)
     assert [(sample.labels, sample.value) for sample in metric.samples] == [({"copy": COPY_ID}, 96)]
+
+
+async def test_scrape_says_how_long_ago_a_copy_had_everything_and_what_it_was_sent():
+    broker, disk = await filled(), SimDisk()
+    follower = follower_of(broker, disk)
+    task = asyncio.ensure_future(follower.run())
+    await until_equal(broker, follower, task)
+    await eventually(lambda: broker.service.lag_bytes() == {copy_of(disk).copy_id: 0})
+    await stop(task)
+    broker.clock.advance(3_000)
+    assert list(broker.service.lag_ms().values()) == [0]
+    await broker.send(1)
+    broker.clock.advance(1_500)
+    _, seconds, sent = await collect_copies(broker.service)
+    assert seconds.name == "keylane_broker_copy_lag_seconds"
+    assert [sample.value for sample in seconds.samples] == [4.5]
+    assert [sample.value for sample in sent.samples] == [follower.end]
 
 
 async def test_copy_counts_only_once_its_log_was_compared():
@@ -791,6 +834,29 @@ async def test_copy_says_once_why_it_does_not_take_the_place_of_its_broker(
     assert told[0].endswith("of the broker of group g1: acks of g1 do not wait for it")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_copy_follows_on_when_its_metaserver_does_not_know_take_overs():
+    """A metaserver of the version before."""
+    broker, disk = await filled(), SimDisk()
+    asked: list[TakeOver] = []
+
+    async def call(_endpoint: object, request: TakeOver, *, group: str) -> None:
+        asked.append(request)
+        raise InvalidRequestError(f"404 Not Found: {group}", unknown_call=1)
+
+    follower = follower_of(broker, disk)
+    follower._takes_over = True
+    follower._meta = SimpleNamespace(health=broker.health, call=call)  # type: ignore[assignment]
+    task = asyncio.ensure_future(follower.run())
+    await until_equal(broker, follower, task)
+    broker.is_silent = True
+    await eventually(lambda: len(asked) > 1)
+    broker.is_silent = False
+    await broker.send(1)
+    await until_equal(broker, follower, task)
+    assert segments(disk) == segments(broker.disk)
+    await stop(task)
 
 
 async def test_copy_that_is_kept_ready_has_the_state_that_a_start_reads() -> None:

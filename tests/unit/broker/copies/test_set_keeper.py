@@ -62,6 +62,16 @@ async def test_ack_waits_for_a_copy_of_the_set(kept: KeptSet):
     await appending
 
 
+async def test_ack_goes_on_without_a_copy_that_an_operator_has_forgotten(kept: KeptSet):
+    appending = begin_append(kept)
+    await asyncio.sleep(0.01)
+    kept.stored = replace(kept.stored, members=(), version=kept.stored.version + 1)
+    asked = len(kept.asked)
+    kept.clock.advance(POLL_MS)
+    await appending
+    assert [each.members for each in kept.asked[asked:]] == [None]
+
+
 async def test_ack_goes_on_without_a_copy_that_is_late(kept: KeptSet):
     """It joins again when it was away for some time, and has everything."""
     appending = begin_append(kept)
@@ -282,9 +292,11 @@ async def test_clients_wait_after_a_restart_until_copies_have_the_log(kept: Kept
     await eventually(lambda: bool(again.asked))
     await asyncio.sleep(0.05)
     assert not again.copied
+    assert not again.keeper.knows_durable_end()
     assert "the copies that acks wait for" in again.keeper.problem
     again.report()
     assert again.copied
+    assert again.keeper.knows_durable_end()
     assert again.keeper.problem == ""
     await again.stop()
 

@@ -9,6 +9,7 @@ from keylane.metaserver.cluster.brokers import broker_views, forget_copies, stor
 from keylane.metaserver.cluster.copy_sets import (
     change_copy_set,
     check_no_operation,
+    forget_copy,
     offer_place,
     promote_copy,
     read_copy_set,
@@ -20,6 +21,7 @@ from keylane.protocol.copies import (
     HAND_OVER_MS,
     ChangeCopySet,
     CopySet,
+    ForgetCopy,
     OfferPlace,
     PromoteCopy,
     SetCopies,
@@ -286,6 +288,39 @@ def test_set_is_empty_in_a_restored_database() -> None:
     assert (restored.wanted, restored.least) == (3, 2)
     assert (restored.members, restored.term, restored.promoted) == ((), 2, "")
     assert restored.version > 1_000, "a proposal that is under way comes too late"
+
+
+# ── forgetting ────────────────────────────────────────────────────────────────────────────────────
+def forget(rows: Rows, copy_id: str) -> CopySet:
+    stored: CopySet = rows.run(forget_copy, "g1", ForgetCopy(copy_id=copy_id))
+    return stored
+
+
+def test_copy_that_is_forgotten_is_promoted_without_a_question_no_more(pair: Rows) -> None:
+    before = pair.run(read_copy_set, "g1")
+    stored = forget(pair, "a")
+    assert stored.members == ("b",)
+    assert stored.version == before.version + 1, "a proposal that is on its way is void"
+    assert pair.run(read_copy_set, "g1") == stored
+    pair.clock.advance(TTL_MS + 1)
+    with raises(Reason.COPY_LACKS_ACKED):
+        promote(pair, "a")
+
+
+def test_last_copy_of_the_set_is_not_forgotten(pair: Rows) -> None:
+    stored = forget(pair, "a")
+    with raises(Reason.COPY_NEEDED, match="the only one"):
+        forget(pair, "b")
+    with raises(Reason.COPY_UNKNOWN, match="wait for no copy a"):
+        forget(pair, "a")
+    assert pair.run(read_copy_set, "g1") == stored
+
+
+def test_copy_is_not_forgotten_when_nothing_would_be_acked_without_it(pair: Rows) -> None:
+    stored = pair.run(set_copies, "g1", SetCopies(wanted=3, least=3))
+    with raises(Reason.COPY_NEEDED, match="an ack needs 3 data folders"):
+        forget(pair, "a")
+    assert pair.run(read_copy_set, "g1") == stored
 
 
 # ── hand-over ─────────────────────────────────────────────────────────────────────────────────────
