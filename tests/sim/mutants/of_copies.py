@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from keylane.broker import service
 from keylane.broker.copies import set_keeper as keeping
 from keylane.broker.copies.commitment import Commitment
 from keylane.broker.copies.copied_log import CopiedLog
@@ -14,6 +15,7 @@ from keylane.broker.copies.folding import Folding
 from keylane.broker.copies.follow_service import FollowService
 from keylane.broker.copies.follower import Follower
 from keylane.broker.copies.set_keeper import SetKeeper
+from keylane.broker.folder_ownership import check_copied
 from keylane.broker.offline import promotion
 from keylane.broker.storage.files import AppendFile, replace_file
 from keylane.broker.storage.log.commit_log import WritePlan
@@ -131,6 +133,11 @@ def folders_do_not_say_that_they_have_copies(patches: Patches) -> None:
 def clients_are_answered_before_copies_have_the_log(patches: Patches) -> None:
     """A repeated batch that a restarted broker finds in its log is acked at once."""
     patches.set(hosts, "has_copies", lambda files: False)
+
+
+def refused_folders_are_read_to_their_end(patches: Patches) -> None:
+    """A broker whose place a copy has answers what no copy had when it was killed."""
+    patches.set(service, "check_readable", check_copied)
 
 
 def late_copies_are_waited_for_for_ever(patches: Patches) -> None:
@@ -421,6 +428,7 @@ BREAKS: tuple[Breaks, ...] = (
     leaving_copies_do_not_count,
     folders_do_not_say_that_they_have_copies,
     clients_are_answered_before_copies_have_the_log,
+    refused_folders_are_read_to_their_end,
     late_copies_are_waited_for_for_ever,
     lost_copies_keep_their_place,
     copies_say_what_they_have_not_synced,
