@@ -360,6 +360,7 @@ async def serving_broker(
             run_read=pools.background,
             background_turn=service.wait_background_turn,
             is_accepted=lambda: registration.is_current,
+            is_durable=lambda: not registration.awaits_copies,
         )
         keeper = SetKeeper(
             store,

@@ -555,13 +555,17 @@ class Followed(Frame, frozen=True, array_like=True, tag=87):
     opening: str
     """The name of the broker's present opening."""
     end: int
-    """The end of the durable log."""
+    """The end of the log, without a commit that is being synced."""
     first_position: int
     segment: int
     """The position at which the segment of the payload begins."""
     position: int
     is_offered: bool = False
     """True if the broker stores nothing more, and waits until the copy has taken its place."""
+    is_durable: bool = True
+    """False: the broker was restarted, and copies that acks wait for may lack the end of its log,
+    so that it may be cut.
+    """
 
 
 class Challenged(Frame, frozen=True, array_like=True, tag=83):

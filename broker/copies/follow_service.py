@@ -80,6 +80,9 @@ class FollowService:
         background_turn: waits until a job's read may begin, and returns how many bytes it may have.
         is_accepted: returns True if a metaserver has accepted this opening of the folder, and none
             has refused it since. A copy follows no other: it might lose what only it has.
+        is_durable: returns False until the copies that acks wait for have what the log had at the
+            start. A copy that took that for durable could not be cut when another one has the
+            place.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class FollowService:
         run_read: RunBlocking,
         background_turn: Callable[[int], Awaitable[int]],
         is_accepted: Callable[[], bool] = lambda: True,
+        is_durable: Callable[[], bool] = lambda: True,
     ) -> None:
         self._store = store
         self._broker_group = broker_group
@@ -102,6 +106,7 @@ class FollowService:
         self._run_read = run_read
         self._background_turn = background_turn
         self._is_accepted = is_accepted
+        self._is_durable = is_durable
         self._copies: dict[str, KnownCopy] = {}
         """The last copies that have asked, by id; the last one is at the end."""
         self._waiters: dict[asyncio.Future[None], None] = {}
@@ -313,6 +318,7 @@ class FollowService:
             position if segment is None else segment,
             position,
             is_offered,
+            self._is_durable(),
         )
 
     async def _wait(self, wait_ms: int) -> None:

@@ -254,7 +254,8 @@ class Follower:
         """Store what the broker has answered, and ask for what follows meanwhile."""
         begins = answer.position != self.end
         if not begins:  # what it has was compared
-            self._durable_end = max(self._durable_end, min(answer.end, self.end))
+            if answer.is_durable:
+                self._durable_end = max(self._durable_end, min(answer.end, self.end))
             self._tail = _COMPARED
             if self._broker is not None and self._has_more(answer, len(payload)):
                 following = self._request(_COMPARED, wait_ms=0, unsynced_bytes=len(payload))

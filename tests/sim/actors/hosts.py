@@ -519,6 +519,7 @@ class BrokerHost(DiskHost):
             run_read=self._read_cached,
             background_turn=service.wait_background_turn,
             is_accepted=lambda: registration.is_current,
+            is_durable=lambda: not registration.awaits_copies,
         )
         meta = MetaClient(SimNetwork(self.internet, self.process), self._meta)
         self._keeper = SetKeeper(

@@ -151,6 +151,15 @@ def lost_copies_keep_their_place(patches: Patches) -> None:
 
 
 # ── what a copy has ───────────────────────────────────────────────────────────────────────────────
+def ends_of_recovered_logs_are_taken_for_durable(patches: Patches) -> None:
+    """A copy of a restarted broker cannot be cut when another copy has the place."""
+
+    def answer(self: Any, *args: Any, **more: Any) -> Any:
+        return replace(real(self, *args, **more), is_durable=True)
+
+    real = patches.set(FollowService, "_answer", answer)
+
+
 def copies_say_what_they_have_not_synced(patches: Patches) -> None:
     """A copy reports the bytes that it has in the page cache."""
 
@@ -431,6 +440,7 @@ BREAKS: tuple[Breaks, ...] = (
     refused_folders_are_read_to_their_end,
     late_copies_are_waited_for_for_ever,
     lost_copies_keep_their_place,
+    ends_of_recovered_logs_are_taken_for_durable,
     copies_say_what_they_have_not_synced,
     copies_say_what_they_are_about_to_store,
     new_segments_of_copies_are_not_durable,

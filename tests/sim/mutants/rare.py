@@ -28,6 +28,8 @@ CAUGHT_BY = {
     "test_folder_that_was_copied_from_that_of_another_follower_gets_another_id",
     "each_start_gives_time_back_in_full": "unit/metaserver/sql/test_clock_restart.py::"
     "test_dead_session_ends_though_a_metaserver_is_started_again_and_again",
+    "ends_of_recovered_logs_are_taken_for_durable": f"{COPIES}/test_follower.py::"
+    "test_copy_is_cut_when_its_broker_lost_its_place_before_the_copies_had_its_log",
     "promises_revive_leases": "unit/consumer/session/test_promises.py::"
     "test_promise_does_not_revive_a_lease_that_has_ended",
     "starts_forget_promises": "unit/broker/test_promises.py::"

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import Callable
 from copy import deepcopy
 from itertools import accumulate
 from types import SimpleNamespace
@@ -100,7 +101,9 @@ class FollowedBroker:
         return None
 
 
-def service_of(store: Store, clock: ManualClock, desk: Desk) -> FollowService:
+def service_of(
+    store: Store, clock: ManualClock, desk: Desk, *, is_durable: Callable[[], bool] = lambda: True
+) -> FollowService:
     return FollowService(
         store,
         broker_group="g1",
@@ -109,6 +112,7 @@ def service_of(store: Store, clock: ManualClock, desk: Desk) -> FollowService:
         clock=clock,
         run_read=in_place,
         background_turn=desk.service.wait_background_turn,
+        is_durable=is_durable,
     )
 
 
@@ -442,6 +446,36 @@ async def test_copy_is_cut_when_its_broker_was_restarted_and_has_stored_more_sin
     await eventually(lambda: task.done() or follower.end == again.store.log.end, seconds=20)
     assert not task.done()
     assert segments(disk) == segments(lost)
+    await stop(task)
+
+
+async def test_copy_is_cut_when_its_broker_lost_its_place_before_the_copies_had_its_log():
+    """
+    The broker was restarted in a commit. It sends the end of its log to one copy; the other one,
+    which acks wait for too, does not have it and gets the place.
+    """
+    broker, disk = await filled(), SimDisk()
+    others = deepcopy(broker.disk)
+    await broker.send(1)
+    broker.service = service_of(
+        broker.store, broker.clock, broker.desk, is_durable=lambda: is_copied
+    )
+    is_copied = False
+    follower = follower_of(broker, disk)
+    task = asyncio.ensure_future(follower.run())
+    await until_equal(broker, follower, task)
+    broker.clock.advance(NOTED_EVERY_MS)
+    broker.store.commit.copy_wait.on_write()  # an answer when it has everything
+    await asyncio.sleep(0.01)
+    assert copy_of(disk).durable_end == 0
+    broker.is_silent = True
+    again = await restarted(broker, others)
+    again.sequence -= 2  # its producer sends the last batch again
+    await again.send(20)
+    broker.service, broker.is_silent = again.service, False
+    await eventually(lambda: task.done() or follower.end == again.store.log.end, seconds=20)
+    assert not task.done()
+    assert segments(disk) == segments(others)
     await stop(task)
 
 
