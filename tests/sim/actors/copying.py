@@ -678,7 +678,12 @@ class Copying:
         broker.gone = True
         self.given_up.remove(broker)
         self._world.trace(f"{broker.name} becomes {copy.name}")
-        demote_folder(broker.disk, copy_id=f"{self._rng.getrandbits(128):032x}")
+        copy_id = f"{self._rng.getrandbits(128):032x}"
+        try:
+            demote_folder(broker.disk, copy_id=copy_id)
+        except StorageError:  # its program is started again once the disk works
+            broker.disk.free_space, broker.disk.failing_operation = None, ""
+            demote_folder(broker.disk, copy_id=copy_id)
         copy.disk, broker.disk = broker.disk, copy.disk
         self._start_anew(copy)
 
