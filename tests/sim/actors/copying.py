@@ -567,8 +567,10 @@ class Copying:
         else:
             broker.lose_power()
         await asyncio.sleep(3 * rng.random())
-        if broker not in world.brokers:
-            return  # a copy has taken its place by itself meanwhile
+        if broker not in world.brokers:  # a copy has taken its place by itself meanwhile
+            if all(copy is not each for _, each in self._replaced):
+                self._start_anew(copy)
+            return
         if copy.running:
             copy.end(machine_down=False)
         # What it has may be as much as was reported, and less than was durable since.
