@@ -50,7 +50,12 @@ from ..rpc.operating.probes import probe_routes
 from ..rpc.server import ControlRoute, Params, whole_number
 from .answering.newest import find_newest
 from .copies.placement import NOWHERE, Site
-from .folder_ownership import FolderOwnership, check_copied, check_folder_ownership
+from .folder_ownership import (
+    FolderOwnership,
+    check_copied,
+    check_folder_ownership,
+    check_readable,
+)
 from .partition.damage import describe_damage
 from .partition.park_views import decode_key
 from .partition.partition import HostedPartition
@@ -294,7 +299,7 @@ class BrokerControl:
         at_ms = parse_number(text)
         if at_ms is None or len(text) > 18:
             raise InvalidRequestError(f"at_ms must be milliseconds since 1970, not {text[:40]!r}")
-        await check_copied(self._folder_ownership)
+        await check_readable(self._folder_ownership)
         offset = await self._store.find_offset_at(partition, at_ms, TimeBound(bound))
         return FoundOffset(
             offset=offset,
@@ -306,7 +311,7 @@ class BrokerControl:
         """Return the bounds of partitions, and the offsets that correspond to times and groups.
         Partitions that are not hosted are omitted.
         """
-        await check_copied(self._folder_ownership)
+        await check_readable(self._folder_ownership)
         return BoundsList(
             broker_group=self._broker_group,
             partitions=[

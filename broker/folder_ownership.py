@@ -63,16 +63,18 @@ async def check_folder_ownership(folder_ownership: FolderOwnership | None) -> No
     if not folder_ownership.has_reported:
         await folder_ownership.wait_reported()
     if folder_ownership.set_aside:
-        raise WrongBrokerError(
-            f"this broker does not serve its group: {folder_ownership.set_aside}"
-        )
+        raise _wrong_broker_error(folder_ownership)
+
+
+def _wrong_broker_error(folder_ownership: FolderOwnership) -> WrongBrokerError:
+    return WrongBrokerError(f"this broker does not serve its group: {folder_ownership.set_aside}")
 
 
 async def check_copied(folder_ownership: FolderOwnership | None) -> None:
     """
-    Wait until copies have what the log had at the start. Call this before every answer about what
-    is stored. A folder that a metaserver refuses is no longer copied, and is read as it is, also by
-    an operator who accepts it.
+    Wait until copies have what the log had at the start. Call this before every answer to an
+    operator about what is stored. A folder that a metaserver refuses is no longer copied, and is
+    described as it is, because an operator may accept it.
 
     Raises:
         OverloadedError: it takes too long.
@@ -81,3 +83,18 @@ async def check_copied(folder_ownership: FolderOwnership | None) -> None:
         return
     if folder_ownership.awaits_copies:
         await folder_ownership.wait_copied()
+
+
+async def check_readable(folder_ownership: FolderOwnership | None) -> None:
+    """
+    Wait until copies have what the log had at the start. Call this before every answer to a client
+    about messages and offsets. If the folder is refused before that, the end of its log may never
+    have been durable: the broker in its place stores other messages at these offsets.
+
+    Raises:
+        OverloadedError: it takes too long.
+        WrongBrokerError: a metaserver has refused the folder.
+    """
+    await check_copied(folder_ownership)
+    if folder_ownership is not None and folder_ownership.awaits_copies:
+        raise _wrong_broker_error(folder_ownership)

@@ -63,7 +63,7 @@ from .answering.stored_batches import check_read, read_batches
 from .answering.unpack_checks import UnpackChecks
 from .answering.waiting import LongPolls
 from .background import BackgroundBudget
-from .folder_ownership import FolderOwnership, check_copied, check_folder_ownership
+from .folder_ownership import FolderOwnership, check_folder_ownership, check_readable
 from .partition.acks import apply_ack, decide_ack
 from .partition.partition import Group, HostedPartition
 from .partition.pull_lock import (
@@ -90,7 +90,7 @@ PROMISE_WAIT_MS = 2_000
 tries again.
 """
 _SERVED_ALWAYS = frozenset({Read, Follow})
-"""The requests that are served from every folder: they change nothing."""
+"""The requests that a refused folder may answer: they change nothing."""
 _TIMED_APART = frozenset({Append, Pull, PullShared, Ack, Read})
 """The requests whose handlers time them, because they may be answered without a task, or wait for
 messages.
@@ -150,7 +150,7 @@ class BrokerService:
         if kind not in _SERVED_ALWAYS:
             await check_folder_ownership(self._folder_ownership)
         elif kind is Read:
-            await check_copied(self._folder_ownership)
+            await check_readable(self._folder_ownership)
         if kind in _LIVE:
             self._budget.last_live_at_ms = self._clock.boot_ms()
         began_ns = self._boot_ns()

@@ -135,10 +135,13 @@ async def await_result(result: object) -> None:
     """
     for _ in range(AWAITED_MAX):
         if isinstance(result, Future):
-            result = asyncio.wrap_future(result)
-        if not inspect.isawaitable(result):
+            awaited = await _await_future(asyncio.wrap_future(result), result.cancel)
+        elif asyncio.isfuture(result):
+            awaited = await _await_future(result, result.cancel)
+        elif inspect.isawaitable(result):
+            awaited = await result
+        else:
             break
-        awaited = await (_await_future(result) if asyncio.isfuture(result) else result)
         if awaited is result:  # such as a database pool, which can be awaited any number of times
             return
         result = awaited
@@ -159,19 +162,24 @@ async def await_result(result: object) -> None:
         raise result
 
 
-async def _await_future(future: asyncio.Future[object]) -> object:
+async def _await_future(future: asyncio.Future[object], cancel: Callable[[], bool]) -> object:
     """
     Await `future`, but raise a GeneratorExit from its task here.
 
     With a plain `await`, the event loop would close every coroutine that awaits the task, up to the
     outermost one.
+
+    A cancellation is passed on, and does not end the wait: work that ends first has its own
+    outcome, and a thread cannot be stopped.
+
+    Args:
+        cancel: cancels the work itself; returns False if that is not possible.
     """
     while not future.done():
         try:
             await asyncio.wait([future])
         except asyncio.CancelledError:
-            if not future.cancel():
-                raise
+            cancel()
     return future.result()
 
 

@@ -21,9 +21,11 @@ from typing import TypeAlias
 from ...protocol.errors import (
     KeylaneError,
     OffsetOutOfRangeError,
+    OverloadedError,
     PartitionUnknownError,
     RetryRule,
     UnreachableError,
+    WrongBrokerError,
 )
 from ...protocol.limits import READ_GIVE_UP_MS
 from ...rpc.connections import NO_CONNECTION
@@ -32,7 +34,9 @@ log = logging.getLogger("keylane.consumer")
 
 _MISSING_DATA = (PartitionUnknownError, OffsetOutOfRangeError)
 """The errors of a broker that temporarily runs on an older copy of its data folder."""
-TRANSIENT_ERRORS = (*NO_CONNECTION, *_MISSING_DATA)
+_PASSING = (*NO_CONNECTION, OverloadedError, WrongBrokerError)
+"""The errors that end when the broker, or the one that has its place, serves."""
+TRANSIENT_ERRORS = (*_PASSING, *_MISSING_DATA)
 """The errors that a reader retries."""
 
 Failures: TypeAlias = dict[int | None, KeylaneError]
@@ -158,8 +162,8 @@ class FailureTracker:
 
 
 def _is_transient(error: KeylaneError) -> bool:
-    """Return True if the error may go away when a server returns or has room for a connection."""
-    return isinstance(error, NO_CONNECTION) and error.retry is not RetryRule.NEVER
+    """Return True if the error may go away when a server returns or has room."""
+    return isinstance(error, _PASSING) and error.retry is not RetryRule.NEVER
 
 
 def _by_message(

@@ -199,8 +199,10 @@ class Copying:
         """Brokers whose folder becomes a copy, each with the host that keeps it then."""
         self._old: set[CopyHost] = set()
         """Copies whose disk is an older image, until they have caught up."""
-        self.idle = True
-        """True once no copy is promoted any more, and no broker is refused."""
+        self._is_settled = True
+        """True once no copy is promoted on purpose any more."""
+        self._refused_until_s = 0.0
+        """Until then metaservers may know a broker that was given up as refused."""
         self._ends: dict[str, int] = {}
         """By group, the end of what was durable: acked, or about to be."""
         self.problems: list[str] = []
@@ -270,7 +272,7 @@ class Copying:
     async def work(self) -> None:
         """Start the copies, have acks wait for them, and trouble them until all is healed."""
         world, rng = self._world, self._rng
-        self.idle = False
+        self._is_settled = False
         for copy in self.copies:
             copy.start()
         await self._want_all()
@@ -294,8 +296,8 @@ class Copying:
             self._start_anew(copy)
         self._replaced.clear()
         await self._want_all()
-        await asyncio.sleep(REFUSED_S)
-        self.idle = True
+        self._refused_until_s = world.loop.now + REFUSED_S
+        self._is_settled = True
         while True:
             await asyncio.sleep(LOOK_S)
             await self._want_all()  # a request of before may have come late
@@ -568,8 +570,8 @@ class Copying:
             broker.lose_power()
         await asyncio.sleep(3 * rng.random())
         if broker not in world.brokers:  # a copy has taken its place by itself meanwhile
-            if all(each is not copy for _, each in self._replaced):
-                copy.gone = False
+            if all(copy is not each for _, each in self._replaced):
+                self._start_anew(copy)
             return
         if copy.running:
             copy.end(machine_down=False)
@@ -664,11 +666,7 @@ class Copying:
             broker.gone = True
             if broker.running:
                 broker.end(machine_down=False)
-            self.idle = False
-            world.loop.after(REFUSED_S, self._note_idle)
-
-    def _note_idle(self) -> None:
-        self.idle = True
+            self._refused_until_s = world.loop.now + REFUSED_S
 
     def _start_anew(self, copy: CopyHost) -> None:
         copy.gone = False
@@ -680,7 +678,12 @@ class Copying:
         broker.gone = True
         self.given_up.remove(broker)
         self._world.trace(f"{broker.name} becomes {copy.name}")
-        demote_folder(broker.disk, copy_id=f"{self._rng.getrandbits(128):032x}")
+        copy_id = f"{self._rng.getrandbits(128):032x}"
+        try:
+            demote_folder(broker.disk, copy_id=copy_id)
+        except StorageError:  # its program is started again once the disk works
+            broker.disk.free_space, broker.disk.failing_operation = None, ""
+            demote_folder(broker.disk, copy_id=copy_id)
         copy.disk, broker.disk = broker.disk, copy.disk
         self._start_anew(copy)
 
@@ -713,6 +716,11 @@ class Copying:
             end = max(self._reported(group), self._ends.get(group, 0))
             self._old -= {copy for copy in members if _synced_end(copy.disk) >= end}
         return [copy for copy in members if copy not in self._old]
+
+    @property
+    def idle(self) -> bool:
+        """True once no copy is promoted any more, and no broker is refused."""
+        return self._is_settled and self._world.loop.now >= self._refused_until_s
 
     @property
     def complete(self) -> bool:

@@ -460,7 +460,7 @@ class BrokerHost(DiskHost):
         )
 
         watched = WatchedService(
-            service, durable, tick=self._tick, record=self._record, faults=self.loop.faults
+            service, durable, tick=self._tick, record=self._record_told, faults=self.loop.faults
         )
         self._begin_more(store, service, registration, network)
         more: list[ControlRoute] = []
@@ -474,6 +474,16 @@ class BrokerHost(DiskHost):
         self.spawn(registration.run(), self.process.context.copy())
         if "retention_bytes" in self._settings:
             self.spawn(self._clean(store), self.process.context.copy())
+
+    def _record_told(self, event: Event) -> None:
+        """
+        Record what the broker tells, but not the cursor with which it answers an ack that stores
+        nothing once a copy has its place: it needs no copy for that, and does not know of the later
+        acks. Sessions take no lower cursor from an ack.
+        """
+        is_idle_ack = isinstance(event, Served) and event.kind == "ack" and not event.ranges
+        if not (is_idle_ack and self.copied and self.copy_lag_ms is not None):
+            self._record(event)
 
     def _begin_more(
         self, store: Store, service: BrokerService, registration: Registration, network: SimNetwork

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from keylane.broker import service
 from keylane.broker.copies import set_keeper as keeping
 from keylane.broker.copies.commitment import Commitment
 from keylane.broker.copies.copied_log import CopiedLog
@@ -15,6 +16,7 @@ from keylane.broker.copies.follow_service import FollowService
 from keylane.broker.copies.follower import Follower
 from keylane.broker.copies.placement import NOWHERE
 from keylane.broker.copies.set_keeper import SetKeeper
+from keylane.broker.folder_ownership import check_copied
 from keylane.broker.offline import promotion
 from keylane.broker.storage.files import AppendFile, replace_file
 from keylane.broker.storage.log.commit_log import WritePlan
@@ -137,6 +139,11 @@ def clients_are_answered_before_copies_have_the_log(patches: Patches) -> None:
 def restarted_brokers_call_their_log_durable(patches: Patches) -> None:
     """A copy counts on what other copies may lack, and is not cut when one of them serves."""
     patches.set(SetKeeper, "knows_durable_end", lambda self: True)
+
+
+def refused_folders_are_read_to_their_end(patches: Patches) -> None:
+    """A broker whose place a copy has answers what no copy had when it was killed."""
+    patches.set(service, "check_readable", check_copied)
 
 
 def late_copies_are_waited_for_for_ever(patches: Patches) -> None:
@@ -428,6 +435,7 @@ BREAKS: tuple[Breaks, ...] = (
     folders_do_not_say_that_they_have_copies,
     clients_are_answered_before_copies_have_the_log,
     restarted_brokers_call_their_log_durable,
+    refused_folders_are_read_to_their_end,
     late_copies_are_waited_for_for_ever,
     lost_copies_keep_their_place,
     copies_say_what_they_have_not_synced,

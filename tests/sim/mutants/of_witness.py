@@ -10,6 +10,7 @@ from keylane.broker.store import store as broker_store
 from keylane.consumer.session import calls
 from keylane.consumer.session.offsets import NEVER
 from keylane.consumer.session.state import Tenure
+from keylane.metaserver.sql import clock_restart
 from sim.actors import hosts
 from sim.mutants.mutant import Breaks, Patches
 
@@ -26,6 +27,16 @@ def no_time_is_given_back(patches: Patches) -> None:
         return 0
 
     patches.set(hosts, "give_time_back", give)
+
+
+def each_start_gives_time_back_in_full(patches: Patches) -> None:
+    """A metaserver that is started again and again keeps dead sessions and brokers."""
+
+    def store(connection: Any, table: Any, row: dict[str, Any]) -> None:
+        if row["name"] != clock_restart.GIVEN_BACK:
+            real(connection, table, row)
+
+    real = patches.set(clock_restart, "insert_or_replace", store)
 
 
 def promised_owners_are_passed_over(patches: Patches) -> None:
@@ -69,6 +80,7 @@ def promises_revive_leases(patches: Patches) -> None:
 BREAKS: tuple[Breaks, ...] = (
     consumers_ask_for_no_promise,
     no_time_is_given_back,
+    each_start_gives_time_back_in_full,
     promised_owners_are_passed_over,
     starts_forget_promises,
     waiting_tokens_end_no_promise,

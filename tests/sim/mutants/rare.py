@@ -18,12 +18,16 @@ CAUGHT_BY = {
     "test_copied_log_has_lost_nothing_when_it_was_cut",
     "reports_count_before_a_comparison": f"{COPIES}/test_follower.py::"
     "test_copy_counts_only_once_its_log_was_compared",
+    "refused_folders_are_read_to_their_end": f"{COPIES}/test_first_answers.py::"
+    "test_reader_gets_nothing_of_a_commit_that_no_copy_had",
     "segments_of_a_commit_begin_with_the_barrier": "unit/broker/storage/log/test_commit_log.py::"
     "test_records_follow_each_other_and_segments_join",
     "sets_are_changed_from_any_version": "unit/metaserver/cluster/test_copy_sets.py::"
     "test_set_is_changed_only_from_the_version_that_its_broker_knows",
     "two_folders_count_as_one": f"{COPIES}/test_follower.py::"
     "test_folder_that_was_copied_from_that_of_another_follower_gets_another_id",
+    "each_start_gives_time_back_in_full": "unit/metaserver/sql/test_clock_restart.py::"
+    "test_dead_session_ends_though_a_metaserver_is_started_again_and_again",
     "promises_revive_leases": "unit/consumer/session/test_promises.py::"
     "test_promise_does_not_revive_a_lease_that_has_ended",
     "starts_forget_promises": "unit/broker/test_promises.py::"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -190,6 +192,46 @@ async def test_returned_task_is_cancelled_with_its_handler():
     assert ends == ["cancelled"]
     assert client.handled == []
     await workers.close()
+
+
+async def test_message_is_handled_when_its_returned_task_ends_just_before_the_cancellation():
+    """What is known to be handled is acked, so that the next owner does not handle it again."""
+    client = Client()
+    gate = asyncio.Event()
+
+    async def work() -> None:
+        await gate.wait()
+
+    workers = workers_of(lambda message: asyncio.create_task(work()), crashed=[])
+    client.give(workers, b"k")
+    await asyncio.sleep(0.01)
+    gate.set()  # the task runs in the next iteration of the event loop, its worker later
+    await client.hand_over()
+    assert client.handled == [0]
+    await workers.close()
+
+
+async def test_hand_over_waits_for_a_returned_future_whose_thread_runs():
+    """A thread cannot be cancelled, so the partition stays until it has ended."""
+    client = Client()
+    begun, gate = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        gate.wait()
+
+    with ThreadPoolExecutor(1) as pool:
+        workers = workers_of(lambda message: pool.submit(work), crashed=[])
+        client.give(workers, b"k")
+        await eventually(begun.is_set)
+        quiesced = asyncio.create_task(client.hand_over())
+        await asyncio.sleep(0.05)
+        is_waiting = not quiesced.done()
+        gate.set()
+        await quiesced
+        assert is_waiting
+        assert client.handled == [0]
+        await workers.close()
 
 
 async def test_worker_closed_from_outside_ends():

@@ -13,6 +13,8 @@ from keylane.protocol.errors import (
     ConnectionQuotaError,
     ForeignServerError,
     OffsetOutOfRangeError,
+    OverloadedError,
+    WrongBrokerError,
 )
 from keylane.protocol.limits import READ_GIVE_UP_MS
 from keylane.testing import VirtualCluster
@@ -125,6 +127,15 @@ def test_following_reader_waits_when_its_connection_went_to_another_principal(ca
     patience.record_failures({2: error}, 0)
     patience.check(HOUR_MS, NotSentError(address="meta:1"))
     assert error.message in caplog.text
+
+
+@pytest.mark.parametrize("error", [OverloadedError("copies"), WrongBrokerError("a copy has it")])
+def test_following_reader_waits_when_its_broker_awaits_copies_or_has_lost_its_place(error):
+    """A metaserver names the broker that has its place; the reader used to end at once."""
+    assert isinstance(error, TRANSIENT_ERRORS)
+    patience = FailureTracker("orders", follows=True)
+    patience.record_failures({2: error}, 0)
+    patience.check(HOUR_MS)
 
 
 @pytest.mark.parametrize("follows", [True, False])

@@ -12,7 +12,7 @@ from keylane.metaserver.sql.clock_restart import (
     restart_times_after_boot,
 )
 from keylane.metaserver.sql.dialect import prepare_sqlite
-from keylane.metaserver.sql.schema import brokers, copy_sets, duties, metadata, sessions
+from keylane.metaserver.sql.schema import brokers, copy_sets, duties, facts, metadata, sessions
 from sim.machines.clock import ManualClock
 
 TTL_MS = 30_000
@@ -121,6 +121,70 @@ def test_dead_session_ends_though_the_connection_breaks_again_and_again(connecti
         passed_ms += 10_000
         give_time_back(connection, away_ms=AWAY_MS_MIN, broker_ttl_ms=1)
         assert passed_ms < 4 * TTL_MS
+
+
+def restart_metaserver(connection, clock, *, every_ms: int, broker_ttl_ms: int = TTL_MS) -> None:
+    """Let a metaserver start, and be killed before it has heard of anybody."""
+    clock.advance(every_ms)
+    give_time_back(connection, away_ms=None, broker_ttl_ms=broker_ttl_ms)
+
+
+@pytest.mark.parametrize("every_ms", [100, 1_000, 10_000, 25_000])
+def test_dead_session_ends_though_a_metaserver_is_started_again_and_again(
+    connection, clock, every_ms
+) -> None:
+    begin_session(connection, "dead", clock.boot_ms())
+    began_ms, starts = clock.boot_ms(), 0
+    while left_ms(connection, clock)["dead"] > 0:
+        restart_metaserver(connection, clock, every_ms=every_ms)
+        starts += 1
+        assert clock.boot_ms() - began_ms <= 2 * TTL_MS or starts <= 5
+
+
+@pytest.mark.parametrize("every_ms", [1_000, 10_000])
+def test_dead_broker_is_noticed_though_a_metaserver_is_started_again_and_again(
+    connection, clock, every_ms
+) -> None:
+    begin_session(connection, "a", clock.boot_ms())
+    insert(connection, brokers, broker_group="g1", expires_at=clock.boot_ms() + TTL_MS)
+    expires_at = sa.select(brokers.c.expires_at)
+    began_ms, starts = clock.boot_ms(), 0
+    while connection.execute(expires_at).scalar_one() > clock.boot_ms():
+        restart_metaserver(connection, clock, every_ms=every_ms)
+        starts += 1
+        assert clock.boot_ms() - began_ms <= 2 * TTL_MS or starts <= 5
+
+
+def test_session_outlives_two_long_outages_between_which_nobody_was_heard(
+    connection, clock
+) -> None:
+    begin_session(connection, "a", clock.boot_ms())
+    for _ in range(2):
+        clock.advance(10 * TTL_MS)
+        assert give_time_back(connection, away_ms=None, broker_ttl_ms=1) == 10 * TTL_MS
+    assert left_ms(connection, clock) == {"a": TTL_MS - TTL_MS // 4}
+
+
+def test_session_that_was_heard_again_has_a_whole_ttl_after_each_outage(connection, clock) -> None:
+    begin_session(connection, "a", clock.boot_ms())
+    for _ in range(3):
+        clock.advance(10 * TTL_MS)
+        give_time_back(connection, away_ms=None, broker_ttl_ms=1)
+        assert left_ms(connection, clock) == {"a": TTL_MS}
+        clock.advance(5_000)
+        connection.execute(sa.update(sessions).values(expires_at=clock.boot_ms() + TTL_MS))
+
+
+def test_time_is_given_back_as_at_first_when_the_clock_was_set_back(connection, clock) -> None:
+    begin_session(connection, "a", clock.boot_ms())
+    clock.advance(TTL_MS)
+    give_time_back(connection, away_ms=None, broker_ttl_ms=1)
+    connection.execute(sa.update(facts).values(value=str(clock.boot_ms() + 600_000)))
+    connection.execute(sa.update(sessions).values(expires_at=clock.boot_ms() + 600_000 + TTL_MS))
+    assert give_time_back(connection, away_ms=None, broker_ttl_ms=1) == 0
+    clock.advance(TTL_MS)
+    assert give_time_back(connection, away_ms=None, broker_ttl_ms=1) == TTL_MS
+    assert left_ms(connection, clock) == {"a": TTL_MS}
 
 
 def test_dead_broker_is_noticed_though_the_connection_breaks_again_and_again(
