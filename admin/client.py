@@ -1843,7 +1843,12 @@ class Admin(LoopBoundClient):
         return await self._metaserver_client.call(endpoints.COPY_SET, group=broker_group)
 
     async def set_copies(
-        self, broker_group: str, wanted: int, *, least: int | None = None
+        self,
+        broker_group: str,
+        wanted: int,
+        *,
+        least: int | None = None,
+        end_quarantine: bool = False,
     ) -> CopySet:
         """
         Set how many data folders a broker group is to have.
@@ -1855,13 +1860,16 @@ class Admin(LoopBoundClient):
             wanted: 1 to 5, with the broker's own folder. With 1, acks wait for no copy.
             least: how many of them must have a message before it is acked, 1 to `wanted`; None: 2
                 of three and more, otherwise 1. While fewer have everything, nothing is acked.
+            end_quarantine: the metaservers' database fell back, and no copy has taken the broker's
+                place unnoticed. Acks wait for no copy until each has joined again.
 
         Raises:
             NotFoundError
             InvalidRequestError: `least` is above `wanted`.
         """
         check_name("broker group", broker_group)
-        body = convert_argument(SetCopies, {"wanted": wanted, "least": least})
+        values = {"wanted": wanted, "least": least, "end_quarantine": end_quarantine}
+        body = convert_argument(SetCopies, values)
         return await self._metaserver_client.call(endpoints.SET_COPIES, body, group=broker_group)
 
     async def promote_copy(

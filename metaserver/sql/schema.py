@@ -184,6 +184,13 @@ copy_sets = Table(
     Column("durable_end", BigInteger, nullable=False, comment="end of the durable log, in bytes"),
     Column("handing_to", String(64), nullable=True, comment="copy that may take the place now"),
     Column("handing_until", BigInteger, nullable=True, comment="time of the database, ms"),
+    Column(
+        "quarantine",
+        String(512),
+        nullable=False,
+        server_default="",
+        comment="why the set may be an older one",
+    ),
     comment="copies of broker groups",
 )
 

@@ -484,6 +484,17 @@ class Reason(enum.Enum):
         ),
     )
     """A copy is to be promoted that acks did not wait for, or that has less than was durable."""
+    COPIES_QUARANTINED = (
+        1178,
+        "ConflictError",
+        "the database is older than what brokers know, and may name the wrong copies",
+        (
+            "It ends by itself when the broker serves and its copies follow it. If the broker is "
+            "gone for good: keylane broker promote DIR asks what may be lost. If a copy is gone: "
+            "keylane broker copies GROUP --end-quarantine."
+        ),
+    )
+    """A copy is to take the place of its broker after the metaservers' database fell back."""
     COPY_SET_TAKEN = (
         1168,
         "ConflictError",

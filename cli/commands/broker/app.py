@@ -234,6 +234,10 @@ def broker_copies(
             "default 2 of three and more, otherwise 1.",
         ),
     ] = None,
+    end_quarantine: Annotated[
+        bool,
+        Option(help="The database fell back, and no copy has taken the broker's place unnoticed."),
+    ] = False,
     common: CommonOptions,
 ) -> None:
     """
@@ -244,7 +248,7 @@ def broker_copies(
     """
     from .copies import show_copies
 
-    common.run(show_copies, group=group, wanted=wanted, least=least)
+    common.run(show_copies, group=group, wanted=wanted, least=least, end_quarantine=end_quarantine)
 
 
 @broker_app.add("hand-over", shows="..admin:HandedOver")

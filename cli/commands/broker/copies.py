@@ -48,16 +48,26 @@ class CopiesView(Struct, frozen=True, kw_only=True):
     """How often a copy was promoted."""
     version: int
     """How often the set was changed."""
+    quarantine: str
+    """The reason why no copy takes the broker's place, and the set does not change; "" if there is
+    none.
+    """
     broker_problem: str
     """The reason why the broker could not be asked; "" if it was."""
 
 
 async def show_copies(
-    meta: str, output: OutputFormat, *, group: str, wanted: int | None, least: int | None = None
+    meta: str,
+    output: OutputFormat,
+    *,
+    group: str,
+    wanted: int | None,
+    least: int | None = None,
+    end_quarantine: bool = False,
 ) -> None:
     """
     Show the copies of a broker group, after setting how many folders there are to be, if `wanted`
-    is given.
+    is given, or after ending a quarantine.
 
     Raises:
         ConfigError: `least` is given without `wanted`.
@@ -67,11 +77,15 @@ async def show_copies(
         raise ConfigError("--least goes with --wanted")
     with showing(f"waiting for {meta}"):
         async with open_admin(meta) as admin:
-            stored = await (
-                admin.copies(group)
-                if wanted is None
-                else admin.set_copies(group, wanted, least=least)
-            )
+            stored = await admin.copies(group)
+            if wanted is not None:
+                stored = await admin.set_copies(
+                    group, wanted, least=least, end_quarantine=end_quarantine
+                )
+            elif end_quarantine:
+                stored = await admin.set_copies(
+                    group, stored.wanted, least=stored.least, end_quarantine=True
+                )
             lags, problem = await _ask_broker(admin, group)
     view = join_copies(group, stored, lags, problem)
     if output is not OutputFormat.TABLE:
@@ -139,6 +153,7 @@ def join_copies(
         promoted=stored.promoted,
         term=stored.term,
         version=stored.version,
+        quarantine=stored.quarantine,
         broker_problem=problem,
     )
 
@@ -167,12 +182,20 @@ def _lag(copy: CopyView, view: CopiesView) -> str | None:
 def advice_lines(view: CopiesView) -> list[str]:
     """Return what an operator should know or do."""
     lines: list[str] = []
+    if view.quarantine:
+        lines.append(
+            "No copy takes the broker's place, and the set does not change, until the broker "
+            f"serves and all copies that it counts follow it: {view.quarantine}. If one of them is "
+            "gone for good, and none has taken the broker's place unnoticed: keylane broker copies "
+            f"{view.broker_group} --end-quarantine"
+        )
     if view.broker_problem:
         lines.append(
             "The broker cannot be asked how far its copies are behind, so only the set is shown: "
             f"{view.broker_problem}"
         )
-    if view.broker_problem and view.acks_wait_for and not view.promoted:
+    is_quiet = not (view.promoted or view.quarantine)
+    if view.broker_problem and view.acks_wait_for and is_quiet:
         lines.append(
             "A copy of the set takes the broker's place by itself if it runs with failover; the "
             "log of its follower says what keeps it from that."
