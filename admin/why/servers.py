@@ -65,6 +65,8 @@ def silent_broker(
             f"messages for {numbered(partitions, 'its partitions')} wait at their producers, and "
             "nobody gets those that are stored there"
         )
+    if broker.quarantine:
+        effect += f". No copy takes its place: {broker.quarantine}"
     return Cause(
         code="broker_silent",
         text=f"broker group {broker.broker_group} has been silent for "
