@@ -31,10 +31,12 @@ class Past(PromisedStage):
     def _older(self) -> Path:
         return self._folder / "older.db"
 
-    async def leave_one_out(self) -> FolderHost:
-        """Keep the database as it is, and stop a copy until acks wait for it no more."""
-        await self.wait_for_members(COPIES)
+    async def keep_database(self) -> None:
+        """Keep the database as it is now."""
         await asyncio.to_thread(copy_database, self._database, self._older)
+
+    async def leave_one_out(self) -> FolderHost:
+        """Stop a copy until acks wait for it no more."""
         out = self.copies[0]
         await asyncio.to_thread(out.kill)
         async with asyncio.timeout(60):
@@ -58,7 +60,12 @@ class Past(PromisedStage):
     async def wait_for_quarantine(self, *, ends: bool) -> None:
         async with asyncio.timeout(60):
             while bool(await self.quarantine()) == ends:
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.1)
+
+    async def wait_until_handled(self) -> None:
+        """Wait until everything that was acked was handled."""
+        acked = set(self.acked)
+        await eventually(lambda: {int(each.message.value) for each in self.handled} >= acked)
 
 
 async def test_acks_go_on_when_the_database_is_put_back(tmp_path: Path) -> None:
@@ -66,6 +73,8 @@ async def test_acks_go_on_when_the_database_is_put_back(tmp_path: Path) -> None:
     with cluster_of_one(tmp_path) as cluster:
         stage = Past(cluster, tmp_path)
         async with stage.running(), stage.consumer("a"):
+            await stage.wait_for_members(COPIES)
+            await stage.keep_database()
             out = await stage.leave_one_out()
             await stage.put_back()
             await stage.wait_for_quarantine(ends=False)
@@ -78,8 +87,7 @@ async def test_acks_go_on_when_the_database_is_put_back(tmp_path: Path) -> None:
             await stage.wait_for_new()
             await stage.judge_members()
             await stage.end_sending()
-            await eventually(lambda: {int(each.message.value) for each in stage.handled}
-                             >= set(stage.acked))  # fmt: skip
+            await stage.wait_until_handled()
     stage.judge()
     assert stage.errors == []
 
@@ -93,6 +101,8 @@ async def test_copy_that_was_left_out_takes_no_place_when_the_database_is_put_ba
     with cluster_of_one(tmp_path) as cluster:
         stage = Past(cluster, tmp_path)
         async with stage.running(), stage.consumer("a"):
+            await stage.wait_for_members(COPIES)
+            await stage.keep_database()
             out = await stage.leave_one_out()
             await asyncio.to_thread(stage.broker.kill)
             for copy in stage.copies:
@@ -115,6 +125,5 @@ async def test_copy_that_was_left_out_takes_no_place_when_the_database_is_put_ba
             await stage.wait_for_new()
             await stage.judge_members()
             await stage.end_sending()
-            await eventually(lambda: {int(each.message.value) for each in stage.handled}
-                             >= set(stage.acked))  # fmt: skip
+            await stage.wait_until_handled()
     stage.judge()
