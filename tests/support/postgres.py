@@ -108,11 +108,11 @@ def running_postgres(programs: Path | None = None, *, address: str = "") -> Iter
     Args:
         address: where it listens beside its Unix socket; everybody who reaches it is trusted.
     """
-    with _initialised(programs) as (folder, programs, how):
+    with _initialised(programs) as (folder, reachable, how):
         if address:
             with (folder / "data" / "pg_hba.conf").open("a") as file:
                 file.write("host all keylane samenet trust\n")
-        with _serving(programs, folder, how, {"listen_addresses": address}):
+        with _serving(reachable, folder, how, {"listen_addresses": address}):
             yield Postgres(folder, address)
 
 

@@ -19,7 +19,7 @@ from keylane.broker.storage.files import AppendFile, replace_file
 from keylane.broker.storage.log.commit_log import WritePlan
 from keylane.broker.store.copy_wait import CopyWait
 from keylane.broker.store.group_commit import GroupCommit
-from keylane.metaserver.cluster import copy_sets
+from keylane.metaserver.cluster import copy_sets, fall_backs
 from keylane.protocol.errors import KeylaneError
 from keylane.testing.machines.disk import SimAppendFile
 from sim.actors import hosts
@@ -400,6 +400,21 @@ def what_is_not_durable_is_applied(patches: Patches) -> None:
     real = patches.set(Folding, "run", run)
 
 
+def databases_that_fell_back_are_not_noticed(patches: Patches) -> None:
+    """A copy that was left out since may be promoted."""
+    patches.set(fall_backs, "quarantine_copies", lambda connection, reason: [])
+
+
+def older_copies_count_after_a_quarantine(patches: Patches) -> None:
+    """The broker is not asked which copies count there."""
+
+    def end(connection: Any, group: str, stored: Any, request: Any) -> Any:
+        known = request.known and replace(request.known, members=stored.members)
+        return real(connection, group, stored, replace(request, known=known))
+
+    real = patches.set(copy_sets, "_end_quarantine", end)
+
+
 def _callers() -> Sequence[Any]:
     """The modules that have imported the functions of `copy_sets`."""
     from keylane.metaserver import calls
@@ -445,4 +460,6 @@ BREAKS: tuple[Breaks, ...] = (
     what_waits_is_acked_when_the_place_is_taken,
     offers_do_not_end,
     what_is_not_durable_is_applied,
+    databases_that_fell_back_are_not_noticed,
+    older_copies_count_after_a_quarantine,
 )
