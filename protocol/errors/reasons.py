@@ -489,9 +489,8 @@ class Reason(enum.Enum):
         "ConflictError",
         "the database is older than what brokers know, and may name the wrong copies",
         (
-            "It ends by itself when the broker serves and its copies follow it. If the broker is "
-            "gone for good: keylane broker promote DIR asks what may be lost. If a copy is gone: "
-            "keylane broker copies GROUP --end-quarantine."
+            "Start the broker and its copies: it ends by itself. keylane broker copies GROUP says "
+            "what else ends it."
         ),
     )
     """A copy is to take the place of its broker after the metaservers' database fell back."""

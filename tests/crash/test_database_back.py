@@ -20,7 +20,7 @@ TTL_S = 1.0
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
 
 
-class Past(PromisedStage):
+class FallenStage(PromisedStage):
     """A broker with copies, whose database is put back to before one of them was left out."""
 
     @property
@@ -71,7 +71,7 @@ class Past(PromisedStage):
 async def test_acks_go_on_when_the_database_is_put_back(tmp_path: Path) -> None:
     """The broker lives, and says which copies count."""
     with cluster_of_one(tmp_path) as cluster:
-        stage = Past(cluster, tmp_path)
+        stage = FallenStage(cluster, tmp_path)
         async with stage.running(), stage.consumer("a"):
             await stage.wait_for_members(COPIES)
             await stage.keep_database()
@@ -99,7 +99,7 @@ async def test_copy_that_was_left_out_takes_no_place_when_the_database_is_put_ba
     when the broker returns.
     """
     with cluster_of_one(tmp_path) as cluster:
-        stage = Past(cluster, tmp_path)
+        stage = FallenStage(cluster, tmp_path)
         async with stage.running(), stage.consumer("a"):
             await stage.wait_for_members(COPIES)
             await stage.keep_database()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from crash.test_copies_kills import COPIES, META_SETTINGS, stored_numbers
-from crash.test_database_back import TTL_S, Past
+from crash.test_database_back import TTL_S, FallenStage
 from support.cluster import Cluster
 from support.postgres import PostgresPair, running_pair
 
@@ -25,7 +25,7 @@ def cluster_on(pair: PostgresPair, folder: Path) -> Cluster:
 async def test_promotion_of_a_synchronous_standby_is_a_pause(tmp_path: Path) -> None:
     """No call fails, and a copy takes the place of a broker that is killed afterwards."""
     with running_pair(synchronous=True) as pair, cluster_on(pair, tmp_path) as cluster:
-        stage = Past(cluster, tmp_path)
+        stage = FallenStage(cluster, tmp_path)
         async with stage.running(), stage.consumer("a"):
             await stage.wait_for_members(COPIES)
             await stage.wait_for_acks(50)
@@ -51,7 +51,7 @@ async def test_copy_takes_no_place_when_an_asynchronous_standby_is_promoted(
     out.
     """
     with running_pair(synchronous=False) as pair, cluster_on(pair, tmp_path) as cluster:
-        stage = Past(cluster, tmp_path)
+        stage = FallenStage(cluster, tmp_path)
         async with stage.running(), stage.consumer("a"):
             await stage.wait_for_members(COPIES)
             await asyncio.to_thread(pair.cut_standby)

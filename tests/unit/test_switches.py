@@ -44,6 +44,7 @@ GIVEN: dict[str, Any] = {
     "log_end": 1,
     "to": "earliest",
     "partitions": 2,
+    "wanted": 2,
     "partition_id": 1,
     "partition_ids": [1],
     "value": b"v",

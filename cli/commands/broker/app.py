@@ -236,7 +236,10 @@ def broker_copies(
     ] = None,
     end_quarantine: Annotated[
         bool,
-        Option(help="The database fell back, and no copy has taken the broker's place unnoticed."),
+        Option(
+            "--end-quarantine",
+            help="The database fell back, and no copy has taken the broker's place unnoticed.",
+        ),
     ] = False,
     common: CommonOptions,
 ) -> None:

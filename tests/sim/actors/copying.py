@@ -369,10 +369,11 @@ class Copying:
             await self._call(endpoints.SET_COPIES, SetCopies(wanted=count), host.group)
         elif deed < 0.94:
             self._tear(host.group)
-        elif deed < 0.98:
+        elif deed < 0.97:
             self._fail_disk(host)
         else:
-            await self._restore(host.group)
+            # Other troubles do not wait for it: they change the set meanwhile.
+            self._asking.append(asyncio.ensure_future(self._fall_back(host.group)))
 
     async def _lose_disk(self, host: CopyHost) -> None:
         if await self._ends_without_place(host):
@@ -400,7 +401,7 @@ class Copying:
         host.disk_fails = False
         self._world.faults.restart(host)
 
-    async def _restore(self, group: str) -> None:
+    async def _fall_back(self, group: str) -> None:
         """The database falls back, as far as it knows of copies; in half of the cases the disk of a
         copy is lost meanwhile.
         """
@@ -410,8 +411,14 @@ class Copying:
             "WHERE broker_group = ? AND promoted = ''"
         )
         [*before] = shelf.ask(ask, (group,))
-        await asyncio.sleep(3 * rng.random())
-        [*now] = shelf.ask(ask, (group,))
+        now, until = before, self._world.loop.now + 5 * rng.random()
+        while [row[4] for row in now] == [row[4] for row in before]:
+            if self._world.loop.now > until:
+                break
+            await asyncio.sleep(LOOK_S * rng.random())
+            [*now] = shelf.ask(ask, (group,))
+        if self._world.faults.healed:
+            return
         if not before or not now or before[0][3] != now[0][3]:
             return  # a copy was promoted: the broker's row would be another one as well
         if shelf.run(_put_back_rows, (group, before[0]), {}, durable=True):

@@ -58,7 +58,7 @@ def promote(rows: Rows, copy_id: str, *, lose: bool = False) -> CopySet:
     return rows.run(promote_copy, "g1", request)
 
 
-class Past:
+class EarlierSets:
     """A database with a broker that has copies, of which one was left out, that is put back to the
     time before that.
     """
@@ -96,11 +96,11 @@ class Past:
 
 
 @pytest.fixture
-def past() -> Past:
-    return Past()
+def past() -> EarlierSets:
+    return EarlierSets()
 
 
-def test_database_fell_back_when_somebody_knows_more_changes(past: Past) -> None:
+def test_database_fell_back_when_somebody_knows_more_changes(past: EarlierSets) -> None:
     """A broker of any group; and it is noticed once."""
     assert needs_note(past.rows.run(read_history), past.changes)
     assert past.note() == ["g1"], "the other group has no copies"
@@ -113,14 +113,16 @@ def test_database_fell_back_when_somebody_knows_more_changes(past: Past) -> None
     assert [view.folders_text for view in views] == ["3 of 3: quarantined", "1"]
 
 
-def test_database_that_has_as_many_changes_as_anybody_knows_did_not_fall_back(past: Past) -> None:
+def test_database_that_has_as_many_changes_as_anybody_knows_did_not_fall_back(
+    past: EarlierSets,
+) -> None:
     past.changes -= 1
     assert past.note() == []
     assert past.rows.run(read_copy_set, "g1").quarantine == ""
 
 
 def test_copy_that_was_left_out_does_not_take_the_place_when_the_database_fell_back(
-    past: Past,
+    past: EarlierSets,
 ) -> None:
     """Not even with everything that the database has heard of."""
     past.note()
@@ -130,7 +132,7 @@ def test_copy_that_was_left_out_does_not_take_the_place_when_the_database_fell_b
 
 
 def test_copy_takes_the_place_in_quarantine_when_an_operator_gives_up_what_it_lacks(
-    past: Past,
+    past: EarlierSets,
 ) -> None:
     """In a term that was never given, also not in what the database has lost."""
     past.note()
@@ -139,7 +141,7 @@ def test_copy_takes_the_place_in_quarantine_when_an_operator_gives_up_what_it_la
     assert (promoted.term, promoted.members, promoted.quarantine) == (TERMS_AHEAD, (), "")
 
 
-def test_broker_that_lives_says_which_copies_count(past: Past) -> None:
+def test_broker_that_lives_says_which_copies_count(past: EarlierSets) -> None:
     """Only once it knows of the quarantine, and those follow it."""
     rows = past.rows
     past.note()
@@ -156,7 +158,7 @@ def test_broker_that_lives_says_which_copies_count(past: Past) -> None:
     assert promote(rows, "b").term == 1
 
 
-def test_word_from_an_earlier_quarantine_does_not_end_a_later_one(past: Past) -> None:
+def test_word_from_an_earlier_quarantine_does_not_end_a_later_one(past: EarlierSets) -> None:
     past.note()
     noted = ask(past.rows, "o1", past.one)
     past.changes = past.rows.run(read_history).changes + 1
@@ -164,7 +166,7 @@ def test_word_from_an_earlier_quarantine_does_not_end_a_later_one(past: Past) ->
     assert ask(past.rows, "o1", noted, is_followed=True).quarantine
 
 
-def test_quarantine_begins_when_the_group_s_own_broker_knows_a_newer_set(past: Past) -> None:
+def test_quarantine_begins_when_the_group_s_own_broker_knows_a_newer_set(past: EarlierSets) -> None:
     """It is asked before anybody else has noticed."""
     noted = ask(past.rows, "o1", past.one, is_followed=True)
     assert "the broker knows version 3 of the set in term 0" in noted.quarantine
@@ -187,7 +189,7 @@ def known_as(stored: CopySet, *members: str) -> CopySet:
     return CopySet(wanted=stored.wanted, term=stored.term, version=stored.version, members=members)
 
 
-def test_restarted_broker_waits_for_all_copies_that_the_database_names(past: Past) -> None:
+def test_restarted_broker_waits_for_all_copies_that_the_database_names(past: EarlierSets) -> None:
     """It knows of no newer set."""
     past.note()
     report(past.rows, "o2", "o1")
@@ -197,7 +199,9 @@ def test_restarted_broker_waits_for_all_copies_that_the_database_names(past: Pas
     assert ask(past.rows, "o2", first, is_followed=True).members == ("a", "b")
 
 
-def test_copy_that_was_promoted_keeps_its_place_when_the_database_lost_that(past: Past) -> None:
+def test_copy_that_was_promoted_keeps_its_place_when_the_database_lost_that(
+    past: EarlierSets,
+) -> None:
     """Also when the folder before was opened since; and its term is not given again."""
     rows = past.rows
     report(rows, "o2", "o1")
@@ -213,14 +217,14 @@ def test_copy_that_was_promoted_keeps_its_place_when_the_database_lost_that(past
     assert promote(rows, "c").term == 2
 
 
-def test_place_is_not_offered_in_quarantine(past: Past) -> None:
+def test_place_is_not_offered_in_quarantine(past: EarlierSets) -> None:
     past.note()
     offer = OfferPlace(broker_id="folder", opening="o1", term=0, copy_id="b")
     with raises(Reason.COPIES_QUARANTINED):
         past.rows.run(offer_place, "g1", offer)
 
 
-def test_operator_ends_a_quarantine(past: Past) -> None:
+def test_operator_ends_a_quarantine(past: EarlierSets) -> None:
     """Then no copy is promoted without a question before it has joined again."""
     past.note()
     request = SetCopies(wanted=3, least=1)

@@ -138,7 +138,9 @@ class FakeAdmin:
     async def copies(self, _group: str) -> CopySet:
         return self.stored
 
-    async def set_copies(self, _group: str, wanted: int, *, least: int | None) -> CopySet:
+    async def set_copies(
+        self, _group: str, wanted: int, *, least: int | None, end_quarantine: bool
+    ) -> CopySet:
         return CopySet(wanted=wanted, least=least or 1, members=self.stored.members)
 
     async def list_brokers(self) -> Any:
