@@ -165,7 +165,7 @@ async def test_output_has_one_object_with_both_when_it_is_json(
         '{"broker_group":"g1","wanted":3,"least":1,"acks_wait_for":1,"copies":['
         f'{{"copy_id":"{A}","in_set":true,"bytes_behind":0}},'
         f'{{"copy_id":"{B}","in_set":false,"bytes_behind":9}}],'
-        '"promoted":"","term":0,"version":0,"broker_problem":""}'
+        '"promoted":"","term":0,"version":0,"quarantine":"","broker_problem":""}'
     )
 
 
