@@ -367,9 +367,9 @@ class Copying:
         elif deed < 0.86:
             count = rng.randint(1, 1 + len(self._copies_of(host.group)))
             await self._call(endpoints.SET_COPIES, SetCopies(wanted=count), host.group)
-        elif deed < 0.94:
+        elif deed < 0.91:
             self._tear(host.group)
-        elif deed < 0.97:
+        elif deed < 0.94:
             self._fail_disk(host)
         else:
             # Other troubles do not wait for it: they change the set meanwhile.
