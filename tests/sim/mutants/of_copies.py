@@ -405,16 +405,6 @@ def databases_that_fell_back_are_not_noticed(patches: Patches) -> None:
     patches.set(fall_backs, "quarantine_copies", lambda connection, reason: [])
 
 
-def older_copies_count_after_a_quarantine(patches: Patches) -> None:
-    """The broker is not asked which copies count there."""
-
-    def end(connection: Any, group: str, stored: Any, request: Any) -> Any:
-        known = request.known and replace(request.known, members=stored.members)
-        return real(connection, group, stored, replace(request, known=known))
-
-    real = patches.set(copy_sets, "_end_quarantine", end)
-
-
 def _callers() -> Sequence[Any]:
     """The modules that have imported the functions of `copy_sets`."""
     from keylane.metaserver import calls
@@ -461,5 +451,4 @@ BREAKS: tuple[Breaks, ...] = (
     offers_do_not_end,
     what_is_not_durable_is_applied,
     databases_that_fell_back_are_not_noticed,
-    older_copies_count_after_a_quarantine,
 )
