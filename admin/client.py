@@ -1849,6 +1849,7 @@ class Admin(LoopBoundClient):
         *,
         least: int | None = None,
         may_share_machine: bool | None = None,
+        end_quarantine: bool = False,
     ) -> CopySet:
         """
         Set how many data folders a broker group is to have.
@@ -1863,16 +1864,21 @@ class Admin(LoopBoundClient):
             may_share_machine: True lets copies join that are on a machine with the broker or with
                 each other; False lets them leave. By default it stays as it is: False, until it is
                 set.
+            end_quarantine: the metaservers' database fell back, and no copy has taken the broker's
+                place unnoticed. Acks wait for no copy until each has joined again.
 
         Raises:
             NotFoundError
             InvalidRequestError: `least` is above `wanted`.
         """
         check_name("broker group", broker_group)
-        body = convert_argument(
-            SetCopies,
-            {"wanted": wanted, "least": least, "may_share_machine": may_share_machine},
-        )
+        values = {
+            "wanted": wanted,
+            "least": least,
+            "may_share_machine": may_share_machine,
+            "end_quarantine": end_quarantine,
+        }
+        body = convert_argument(SetCopies, values)
         return await self._metaserver_client.call(endpoints.SET_COPIES, body, group=broker_group)
 
     async def forget_copy(self, broker_group: str, copy_id: str) -> CopySet:

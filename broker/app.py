@@ -318,14 +318,13 @@ async def serving_broker(
         stack.push_async_callback(store.close)
 
         def report() -> BrokerHeartbeat:
-            is_accepted, untold = not registration.problem, retention.untold
             return _build_report(
                 folder_state,
                 settings,
                 address,
-                untold=untold,
-                is_accepted=is_accepted,
-                waits_for_copies=keeper.problem,
+                untold=retention.untold,
+                registration=registration,
+                keeper=keeper,
             )
 
         meta = MetaClient(network, settings.meta)
@@ -634,12 +633,12 @@ def _build_report(
     address: str,
     *,
     untold: tuple[int, ...],
-    is_accepted: bool,
-    waits_for_copies: str,
+    registration: Registration,
+    keeper: SetKeeper,
 ) -> BrokerHeartbeat:
     """Build the broker's report. Earlier openings are omitted if the last report was accepted."""
     identity, store, opening, _ = opened
-    reason = store.commit.refusal_reason or waits_for_copies
+    reason = store.commit.refusal_reason or keeper.problem
     return BrokerHeartbeat(
         broker_group=identity.broker_group,
         broker_id=identity.broker_id,
@@ -647,7 +646,7 @@ def _build_report(
         writable=not reason,
         problem=reason[:SHORT_TEXT_CHARS_MAX],
         opening=opening.opening,
-        opened_after=() if is_accepted else opening.earlier,
+        opened_after=opening.earlier if registration.problem else (),
         log_end=store.log.end,
         hosted=len(store.state.partitions),
         highest_id=max(store.state.partitions.ids(), default=0),
@@ -655,6 +654,8 @@ def _build_report(
         version=VERSION,
         cluster=settings.cluster,
         steps_back=settings.failover,
+        term=keeper.term,
+        history=registration.history,
     )
 
 

@@ -498,11 +498,17 @@ async def collect_copy_set(keeper: SetKeeper) -> Iterable[Metric]:
     wanted: dict[Labels, float] = {} if stored is None else {(): stored.wanted - 1}
     in_set: dict[Labels, float] = {} if stored is None else {(): len(stored.members)}
     term: dict[Labels, float] = {} if stored is None else {(): stored.term}
+    quarantined: dict[Labels, float] = {} if stored is None else {(): int(bool(stored.quarantine))}
     text = "Copies that acks are to wait for: the data folders wanted, without the broker's own."
     return [
         labelled("keylane_broker_copies_wanted", text, wanted),
         labelled("keylane_broker_copies_in_set", "Copies that acks wait for.", in_set),
         labelled("keylane_broker_copies_term", "How often a copy was promoted.", term),
+        labelled(
+            "keylane_broker_copies_quarantined",
+            "1 while the set may not change, because the metaservers' database fell back.",
+            quarantined,
+        ),
         histogram(
             "keylane_broker_copy_wait_seconds",
             "From the sync of a group commit here until all copies of the set have synced it.",

@@ -107,6 +107,10 @@ class Registration:
         """
         self.cluster_version = ""
         """The lowest version of all members, according to the last answer; "" if unknown."""
+        self.history = 0
+        """The highest number of changes of copies that a metaserver has named; it may know fewer
+        after its database fell back.
+        """
         self.has_reported = False
         """True once the first report has been answered or has failed, and copies have what the log
         had at the start. Until then `set_aside` is unknown.
@@ -229,6 +233,7 @@ class Registration:
                     self._on_missed()
                 self.set_aside = ""
                 self.cluster_version = welcome.cluster_version
+                self.history = max(self.history, welcome.history)
                 self._set_reported()
                 if not self.awaits_copies:
                     self._accepted.set()

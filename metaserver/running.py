@@ -31,6 +31,7 @@ from .metrics import MetaserverMetrics
 from .services import build_services
 from .settings import MetaserverSettings, machine_boot, prepare_folder
 from .sql.database import Database, open_database
+from .sql.told_history import ToldHistory
 from .sql.write_watch import WatchedDatabase
 
 if TYPE_CHECKING:
@@ -167,6 +168,7 @@ async def running_metaserver(
             after_step=after_step,
             access=access,
             member=member,
+            told_history=ToldHistory(folder) if settings.database_url is None else None,
         )
         figures = MetaserverMetrics(database, services.groups.counts)
         metrics = _create_metrics(figures, clock, served_network)

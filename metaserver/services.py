@@ -31,6 +31,7 @@ from .retention.hidden_subjects import HiddenExpirer
 from .retention.history import HistoryExpirer
 from .retention.idle_groups import GroupExpirer
 from .settings import MetaserverSettings
+from .sql.told_history import ToldHistory
 from .starts.service import StartService
 from .verify.agreement import AgreementWatch
 from .why import WhyService
@@ -67,6 +68,7 @@ def build_services(
     after_step: Callable[[str], None] = lambda _step: None,
     access: AccessService | None = None,
     member: ClusterMember | None = None,
+    told_history: ToldHistory | None = None,
 ) -> Services:
     """
     Build the services of one metaserver and give it a unique id.
@@ -78,6 +80,7 @@ def build_services(
         after_step: called with the name of each finished step of an operation or a reset.
         access: access control; if None, every caller has every right.
         member: checks the versions of brokers; if None, they are not checked.
+        told_history: remembers how many changes of copies were told, beside an SQLite file.
     """
     driver = f"{rng.getrandbits(128):032x}"
     news = None if access is None else access.news
@@ -89,6 +92,7 @@ def build_services(
         news=news,
         member=member,
         request_comparison=agreement.request_comparison,
+        told_history=told_history,
     )
     announcer = Announcer(database, network, settings, catalogue=catalogue, holder=driver)
     partition_expirer = PartitionExpirer(

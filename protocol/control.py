@@ -127,6 +127,10 @@ class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
     """The name of the cluster in the broker's settings; "" if there is none."""
     steps_back: bool = False
     """True if the broker becomes a copy by itself when another folder has its place."""
+    term: Count = 0
+    """How often a copy of the folder was promoted, as this broker knows."""
+    history: Count = 0
+    """The highest `BrokerWelcome.history` that it was sent."""
 
 
 def quiet_limit_ms(ttl_ms: int) -> int:
@@ -161,6 +165,10 @@ class BrokerWelcome(Struct, frozen=True, kw_only=True):
     cluster_version: str = ""
     """The lowest version of all members, which determines the formats that may be written; "" if
     not known yet.
+    """
+    history: int = 0
+    """How often the sets of copies of all broker groups were changed. A database that has fewer
+    changes is an older one.
     """
 
 

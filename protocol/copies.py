@@ -51,6 +51,10 @@ class CopySet(Struct, frozen=True, kw_only=True):
     """The copy to which the broker hands over now; "" if it does not."""
     may_share_machine: bool = False
     """True if an operator has allowed copies on one machine, with the broker or with each other."""
+    quarantine: str = ""
+    """The reason why no copy takes the broker's place, and the set does not change: the database is
+    older than what brokers know, and the broker has not yet said which copies count; otherwise "".
+    """
 
 
 class SetCopies(Struct, frozen=True, kw_only=True):
@@ -63,6 +67,10 @@ class SetCopies(Struct, frozen=True, kw_only=True):
     """
     may_share_machine: bool | None = None
     """Whether copies on one machine may count; None: as before, at first not."""
+    end_quarantine: bool = False
+    """True if no copy can have taken the broker's place unnoticed: a quarantine ends, and the
+    copies join the set again.
+    """
 
 
 class ForgetCopy(Struct, frozen=True, kw_only=True):
@@ -87,6 +95,12 @@ class ChangeCopySet(Struct, frozen=True, kw_only=True):
     """None: nothing is changed."""
     durable_end: int = 0
     """The end of the durable log; 0 if it is not known yet."""
+    known: CopySet | None = None
+    """The set as the broker knows it. Its copies count there until it is answered otherwise."""
+    is_followed: bool = False
+    """True if each copy that counts has followed this broker since it knows of a quarantine: none
+    of them has its place.
+    """
 
 
 class PromoteCopy(Struct, frozen=True, kw_only=True):

@@ -37,7 +37,9 @@ def server_causes(
             yield name, silent_broker(broker, accepts=name in hanging)
         elif not broker.writable:
             yield name, refusing_broker(broker, broker.problem)
-        if broker.folders < broker.folders_wanted:
+        if broker.quarantine:
+            yield name, quarantined_copies(broker)
+        elif broker.folders < broker.folders_wanted:
             yield name, too_few_folders(broker)
     for refused in brokers.refused:
         yield refused.broker_group, refused_broker(refused)
@@ -63,6 +65,8 @@ def silent_broker(
             f"messages for {numbered(partitions, 'its partitions')} wait at their producers, and "
             "nobody gets those that are stored there"
         )
+    if broker.quarantine:
+        effect += f". No copy takes its place: {broker.quarantine}"
     return Cause(
         code="broker_silent",
         text=f"broker group {broker.broker_group} has been silent for "
@@ -138,6 +142,18 @@ def too_few_folders(broker: BrokerView) -> Cause:
         code="too_few_folders",
         text=f"broker group {broker.broker_group} has {broker.folders} of {broker.folders_wanted} "
         "data folders that have everything",
+        step=f"keylane broker copies {broker.broker_group}",
+    )
+
+
+def quarantined_copies(broker: BrokerView) -> Cause:
+    """Return the cause for a broker group whose broker no copy replaces, because the metaservers'
+    database fell back.
+    """
+    return Cause(
+        code="copies_quarantined",
+        text=f"no copy takes the place of the broker of group {broker.broker_group}, and its set "
+        f"does not change: {broker.quarantine}",
         step=f"keylane broker copies {broker.broker_group}",
     )
 

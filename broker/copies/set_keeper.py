@@ -3,6 +3,7 @@
     a copy has the whole log, and more are wanted ─▶ counts from now on ─▶ stored ─▶ in the set
     a commit has waited for a copy for too long   ─▶ still counts       ─▶ stored ─▶ out of the set
     a metaserver names a higher term              ─▶ a copy was promoted: no commit is acked again
+    the metaservers' database fell back           ─▶ the set stays; told once all of it follows
 
 Invariants
     Until a metaserver has answered, the stored set and the proposed one both count. A proposal
@@ -10,6 +11,7 @@ Invariants
     A folder whose acks may have to wait for copies says so itself, before the first copy counts:
     its broker completes no commit, and answers nobody, before a metaserver has said which copies
     count, and these have what was in the log: of its end it is not known whether it was durable.
+    In quarantine the database may name other copies than before: those that counted count on.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ import random
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import NamedTuple
+
+import msgspec
 
 from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock
@@ -40,6 +44,8 @@ log = logging.getLogger("keylane.broker")
 
 POLL_MS = 2_000
 """How often a broker with copies asks how many are wanted, in milliseconds."""
+QUARANTINE_POLL_MS = 500
+"""As POLL_MS, in quarantine."""
 IDLE_POLL_MS = 30_000
 """How often one without copies asks."""
 TICK_MS = 100
@@ -129,6 +135,8 @@ class SetKeeper:
         self._opened_ms = clock.boot_ms()
         self._known_ms = 0
         """When a metaserver has said for the first time which copies count."""
+        self._quarantined_ms = 0
+        """When the present quarantine was first heard of."""
         self._reported_ms: dict[str, int] = {}
         """By copy, when it reported last."""
         self._sites: dict[str, Site] = {}
@@ -153,6 +161,16 @@ class SetKeeper:
         promoted.
         """
         return None if self.is_replaced else self._stored
+
+    @property
+    def quarantine(self) -> str:
+        """The reason of the quarantine that the copies are in, as a metaserver has last told it."""
+        return "" if self._stored is None else self._stored.quarantine
+
+    @property
+    def term(self) -> int:
+        """How often a copy was promoted, as a metaserver has last told it; 0 before that."""
+        return 0 if self._stored is None else self._stored.term
 
     @property
     def changes(self) -> int:
@@ -183,6 +201,8 @@ class SetKeeper:
         if not is_starting and self.waiting_ms < 2 * self._lag_ms:
             return ""
         missing = self.commitment.missing(self._log.written_end)
+        if self.quarantine:
+            return f"acks wait for copies, and none may be left out: {self.quarantine}"
         have = 1 + len(self.commitment.counted - missing)
         if have < self.commitment.least:
             return (
@@ -272,7 +292,8 @@ class SetKeeper:
         await self._known.wait()  # before, each answer is a refusal
         pauses = WAITS.pauses(self._rng)
         while not self.is_replaced:  # then nothing is acked any more
-            if self._stored is not None and not self._has_marker and not self._reported_ms:
+            is_idle = not (self._has_marker or self._reported_ms or self.quarantine)
+            if self._stored is not None and is_idle:
                 self._event.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(IDLE_POLL_MS / 1000):
@@ -297,7 +318,8 @@ class SetKeeper:
     async def _keep(self) -> None:
         """Ask a metaserver what it has stored, if that is due, and change what has to change."""
         now_ms = self._boot_ms()
-        if self._stored is None or now_ms - self._asked_ms >= POLL_MS:
+        poll_ms = QUARANTINE_POLL_MS if self.quarantine else POLL_MS
+        if self._stored is None or now_ms - self._asked_ms >= poll_ms:
             self._adopt(await self._ask(None))
         stored = self._stored
         if self.is_replaced:
@@ -305,8 +327,10 @@ class SetKeeper:
         assert stored is not None
         if stored.wanted > 1 or stored.members:
             await self._begin(stored)
-        elif self._has_marker is not False:
+        elif self._has_marker is not False and not stored.quarantine:
             await self._end()
+            return
+        if stored.quarantine:
             return
         members = decide_set(
             self.commitment,
@@ -382,12 +406,13 @@ class SetKeeper:
         stored = before
         while stored.version == before.version:
             stored = await self._ask_until_answered(members)
-        left = (self.commitment.members or frozenset()) - frozenset(stored.members)
+        before_members = self.commitment.members or frozenset()
+        self._adopt(stored)
+        if self.is_replaced or stored.quarantine:
+            return
+        left = before_members - frozenset(stored.members)
         for copy_id in left:
             self._away[copy_id] = self._away.get(copy_id, Away()).next(self._boot_ms())
-        self._adopt(stored)
-        if self.is_replaced:
-            return
         log.log(
             logging.WARNING if left else logging.INFO,
             "acks of broker group %s wait for %s%s",
@@ -422,6 +447,8 @@ class SetKeeper:
                 version=stored.version,
                 members=members,
                 durable_end=self._log.end if self._is_copied else 0,
+                known=self._known_set(),
+                is_followed=self._is_followed(),
             )
         )
         if failures := self._failures.end_failures(self._boot_ms()):
@@ -432,10 +459,35 @@ class SetKeeper:
             )
         return answer
 
+    def _known_set(self) -> CopySet | None:
+        """The set as this broker knows it: the copies that count, without those proposed."""
+        if self._stored is None:
+            return None
+        members = tuple(sorted(self.commitment.members or ()))
+        return msgspec.structs.replace(self._stored, members=members)
+
+    def _is_followed(self) -> bool:
+        """Return True if all copies that count have followed this broker since the quarantine."""
+        counted = self.commitment.counted
+        return (
+            self._is_copied
+            and (self._wait.copies is not None or not counted)
+            and all(self._reported_ms.get(each, 0) > self._quarantined_ms for each in counted)
+        )
+
     def _adopt(self, stored: CopySet) -> None:
         """Take what a metaserver has stored."""
         if self._names_another(stored):
             self.note_replaced()
+            return
+        self._note_quarantine(stored)
+        if stored.quarantine and self._stored is not None:
+            self._stored = msgspec.structs.replace(
+                self._stored,
+                term=stored.term,
+                version=stored.version,
+                quarantine=stored.quarantine,
+            )
             return
         if self._stored is None:
             self._known_ms = self._boot_ms()
@@ -446,6 +498,18 @@ class SetKeeper:
             self.commitment.least = stored.least
         self.commitment.confirm(frozenset(stored.members))
         self._copies_changed()
+
+    def _note_quarantine(self, stored: CopySet) -> None:
+        """Note that a quarantine has begun, also after another one, or has ended."""
+        known = self._stored or CopySet()
+        if stored.quarantine and (stored.version != known.version or not known.quarantine):
+            self._quarantined_ms = self._boot_ms()
+        if stored.quarantine != known.quarantine:
+            log.warning(
+                "the set of copies of broker group %s %s",
+                self._broker_group,
+                f"may not change: {stored.quarantine}" if stored.quarantine else "may change again",
+            )
 
     def _names_another(self, stored: CopySet) -> bool:
         """Return True if a copy was promoted. Without its name, an operator has accepted this

@@ -23,8 +23,8 @@ from ..sql.clock_restart import restart_times
 from ..sql.cluster_facts import CLUSTER, CLUSTER_ID, CLUSTER_VERSION
 from ..sql.dialect import begin_snapshot, insert_or_replace, skip_ids
 from ..sql.duties import rebuilt_duty, take_duty
+from ..sql.quarantine import quarantine_copies
 from ..sql.schema import (
-    copy_sets,
     duties,
     facts,
     groups,
@@ -115,9 +115,7 @@ def store_rows(
     unknown_columns = {"previous_client": None, "previous_end": None}
     connection.execute(sa.update(leases).values(freed_columns | unknown_columns))
     connection.execute(sa.update(groups).values(last_token=groups.c.last_token + TOKENS_AHEAD))
-    # Acks may not have waited since for the copies that the backup names.
-    ahead = copy_sets.c.version + IDS_AHEAD
-    connection.execute(sa.update(copy_sets).values(members="[]", promoted="", version=ahead))
+    quarantine_copies(connection, "the database was restored from a backup")
     has_lower_route = sa.and_(
         subjects.c.route_version > 0, subjects.c.route_version < route_version
     )

@@ -67,6 +67,7 @@ from ..cluster.brokers import (
     store_report,
 )
 from ..cluster.copy_sets import check_no_operation, promote_copy, read_copy_set
+from ..cluster.fall_backs import needs_note, note_history, read_history
 from ..cluster.lost_database import has_higher_id, is_empty
 from ..cluster.removals import deletion_expires, extend_deletion_record
 from ..cluster.rows import SubjectRow
@@ -87,6 +88,7 @@ from ..membership import ClusterMember
 from ..settings import MetaserverSettings
 from ..sql.cluster_facts import read_cluster_id
 from ..sql.database import Database
+from ..sql.told_history import ToldHistory
 from ..wakeups import Wakeups
 from .accepted import (
     accept_complete_folder,
@@ -144,15 +146,22 @@ class Catalogue:
         news: Callable[[], AccessNews] | None = None,
         member: ClusterMember | None = None,
         request_comparison: Callable[[str], None] = lambda _broker_group: None,
+        told_history: ToldHistory | None = None,
     ) -> None:
         """
         Args:
+            told_history: remembers how many changes of copies were told, beside an SQLite file.
             news: returns the access state to send to brokers; None if there is no access control.
             member: checks which brokers may join the cluster; None allows all.
             request_comparison: called with a broker group that may have partitions or changes that
                 the database lacks.
         """
         self._request_comparison = request_comparison
+        self._told_history = told_history
+        self._history = 0 if told_history is None else told_history.changes
+        """The highest number of changes of copies that this metaserver knows of."""
+        self._quarantined: set[str] = set()
+        """The broker groups of whose quarantine the log has last said that it has begun."""
         self._database = database
         self._member = member
         self._news = news
@@ -193,6 +202,7 @@ class Catalogue:
         settings = self._settings
         check_broker_address(report.address, anywhere=settings.is_open)
         ttl_ms = settings.broker_ttl_ms
+        await self._note_history(report.history)
         renewed, has_new_ids = await self._database.renew(
             _renew_unless_changed, report, ttl_ms=ttl_ms
         )
@@ -220,7 +230,40 @@ class Catalogue:
             fence=fence,
             access=None if self._news is None else self._news(),
             cluster_version="" if self._member is None else self._member.version,
+            history=self._history,
         )
+
+    async def _note_history(self, known: int = 0) -> None:
+        """Compare the database with what is known of its history, and remember what it says now.
+        Raises StorageError.
+        """
+        known = max(known, self._history)
+        history = await self._database.read(read_history)
+        if needs_note(history, known):
+            fall_back = await self._database.write_urgent(note_history, known)
+            if fall_back is not None:
+                for broker_group in fall_back.broker_groups:
+                    self._log_quarantine(broker_group, fall_back.reason)
+        if max(known, history.changes) > self._history:
+            self._history = max(known, history.changes)
+            if self._told_history is not None:
+                await self._told_history.store(self._history)
+
+    def _log_quarantine(self, broker_group: str, reason: str) -> None:
+        """Log the beginning or the end of a quarantine, once."""
+        if bool(reason) == (broker_group in self._quarantined):
+            return
+        if reason:
+            self._quarantined.add(broker_group)
+            log.error(
+                "the database is older than what brokers know: no copy of broker group %s takes "
+                "the place of its broker until that has said which copies count: %s",
+                broker_group,
+                reason,
+            )
+        else:
+            self._quarantined.discard(broker_group)
+            log.warning("it is known again which copies of broker group %s count", broker_group)
 
     @property
     def has_unannounced_groups(self) -> bool:
@@ -356,7 +399,11 @@ class Catalogue:
         """Call a function of `copy_sets` that changes the copies of a broker group. Raises its
         errors.
         """
-        return await self._database.write_urgent(change, broker_group, request)
+        await self._note_history()
+        stored = await self._database.write_urgent(change, broker_group, request)
+        self._log_quarantine(broker_group, stored.quarantine)
+        await self._note_history()
+        return stored
 
     async def take_over(self, broker_group: str, request: TakeOver) -> CopySet:
         """
@@ -365,22 +412,30 @@ class Catalogue:
 
         Raises:
             NotFoundError, FolderRefusedError
-            ConflictError: the broker serves, or acks did not wait for the copy.
+            ConflictError: the broker serves, acks did not wait for the copy, or the copies are in
+                quarantine.
         """
+        await self._note_history()
         broker = await self._database.read(find_broker, broker_group)
         is_gone = False
         if broker is not None and broker.alive:
             is_offered = (await self.read_copies(broker_group)).handing_to == request.copy_id
             is_gone = not is_offered and await self._is_gone(broker.address)
-        stored = await self._database.write_urgent(
-            promote_copy,
-            broker_group,
-            PromoteCopy(
-                copy_id=request.copy_id, broker_id=request.broker_id, log_end=request.log_end
-            ),
-            gone_from=broker.address if is_gone and broker is not None else "",
-            start_ms=TAKE_OVER_START_MS,
-        )
+        try:
+            stored = await self._database.write_urgent(
+                promote_copy,
+                broker_group,
+                PromoteCopy(
+                    copy_id=request.copy_id, broker_id=request.broker_id, log_end=request.log_end
+                ),
+                gone_from=broker.address if is_gone and broker is not None else "",
+                start_ms=TAKE_OVER_START_MS,
+            )
+        except ConflictError as error:
+            if error.reason is Reason.COPIES_QUARANTINED:
+                self._log_quarantine(broker_group, error.message)
+            raise
+        await self._note_history()
         log.warning(
             "copy %s takes the place of the broker of group %s%s, in term %d",
             request.copy_id,

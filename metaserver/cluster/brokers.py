@@ -35,6 +35,10 @@ from ..sql.schema import (
 )
 
 PROBLEM_CHARS_MAX = 1_024
+TERMS_AHEAD = 1_000
+"""By how much the term rises when an operator promotes a copy in quarantine: the database may lack
+some.
+"""
 
 _ttl_ms = sa.bindparam("for_ms", type_=sa.BigInteger)
 _update_report = (
@@ -151,7 +155,8 @@ def store_report(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int
         opening_values = {"opening": report.opening}
         forget_copies(connection, report.broker_group)
     else:
-        _check_not_behind(report, stored)
+        if not _knows_newer_term(connection, report):
+            _check_not_behind(report, stored)
         opening_values = {"opening": report.opening or stored.opening}
     values = _report_parameters(report, ttl_ms) | identity | opening_values
     if not report.opening:
@@ -184,6 +189,14 @@ def _check_not_given_up(connection: Connection, report: BrokerHeartbeat) -> None
             f"the loss of the data folder of broker group {report.broker_group!r} was accepted",
             broker_group=report.broker_group,
         )
+
+
+def _knows_newer_term(connection: Connection, report: BrokerHeartbeat) -> bool:
+    """Return True if a broker runs on a copy that was promoted, and the database has lost that: its
+    openings may be those of the folder before.
+    """
+    query = sa.select(copy_sets.c.term).where(copy_sets.c.broker_group == report.broker_group)
+    return report.term > (connection.execute(query).scalar_one_or_none() or 0)
 
 
 def _check_not_behind(report: BrokerHeartbeat, stored_row: sa.Row[Any]) -> None:
@@ -453,7 +466,13 @@ def forget_copies(connection: Connection, broker_group: str) -> None:
     connection.execute(
         sa.update(copy_sets)
         .where(copy_sets.c.broker_group == broker_group)
-        .values(members="[]", promoted="", durable_end=0, version=copy_sets.c.version + 1)
+        .values(
+            members="[]",
+            promoted="",
+            durable_end=0,
+            version=copy_sets.c.version + 1,
+            quarantine="",
+        )
     )
 
 
@@ -523,6 +542,7 @@ def broker_views(connection: Connection) -> list[BrokerView]:
             brokers.c.problem,
             sa.func.coalesce(copy_sets.c.wanted, 1).label("wanted"),
             sa.func.coalesce(copy_sets.c.members, "[]").label("members"),
+            sa.func.coalesce(copy_sets.c.quarantine, "").label("quarantine"),
             sa.exists()
             .where(
                 partitions.c.broker_group == brokers.c.broker_group,
@@ -545,6 +565,7 @@ def broker_views(connection: Connection) -> list[BrokerView]:
             problem=row.problem,
             folders_wanted=row.wanted,
             folders=1 + len(msgspec.json.decode(row.members)),
+            quarantine=row.quarantine,
             has_partitions=bool(row.has_partitions),
         )
         for row in connection.execute(query)

@@ -9,6 +9,8 @@ Invariants
     too, and stay, unless something was given up. The broker before can ack nothing more if the copy
     was in its set, because it cannot take it out; otherwise once it hears of the term.
     A broker that lives is replaced only by the copy to which it hands over.
+    In quarantine the set stays as it is until the broker says which copies count, and all of them
+    follow it; or an operator speaks.
 """
 
 from __future__ import annotations
@@ -38,13 +40,16 @@ from ...protocol.errors import (
     Reason,
 )
 from ..sql.dialect import insert_new, now_ms
+from ..sql.quarantine import VERSIONS_AHEAD
 from ..sql.schema import brokers, copy_sets, operations, partitions, steps, subjects
 from .brokers import (
+    TERMS_AHEAD,
     find_broker,
     lock_broker_query,
     unknown_broker_group_error,
     wait_for_broker_locks,
 )
+from .fall_backs import note_history
 
 
 def read_copy_set(connection: Connection, broker_group: str) -> CopySet:
@@ -76,6 +81,8 @@ def set_copies(connection: Connection, broker_group: str, request: SetCopies) ->
         least=least,
         may_share_machine=stored.may_share_machine if may_share is None else may_share,
     )
+    if request.end_quarantine and stored.quarantine:
+        changed = replace(changed, members=(), promoted="", quarantine="")
     return stored if changed == stored else _store(connection, broker_group, changed)
 
 
@@ -115,6 +122,10 @@ def change_copy_set(connection: Connection, broker_group: str, request: ChangeCo
         ConflictError: the broker's opening of the data folder is not the newest one.
     """
     stored = _read_of_opening(connection, broker_group, request)
+    if (request.term, request.version) > (stored.term, stored.version):
+        stored = _quarantine(connection, broker_group, stored, request)
+    if stored.quarantine:
+        return _end_quarantine(connection, broker_group, stored, request)
     if request.durable_end > stored.durable_end and stored.version:
         stored = replace(stored, durable_end=request.durable_end)
         _write(connection, broker_group, stored)
@@ -130,18 +141,62 @@ def change_copy_set(connection: Connection, broker_group: str, request: ChangeCo
     return stored
 
 
+def _quarantine(
+    connection: Connection, broker_group: str, stored: CopySet, request: ChangeCopySet
+) -> CopySet:
+    """Quarantine the copies of a group whose broker knows a newer set than the database."""
+    known = request.known or stored
+    quarantined = replace(
+        stored,
+        wanted=known.wanted,
+        least=known.least,
+        term=max(stored.term, request.term),
+        version=max(stored.version, request.version) + VERSIONS_AHEAD,
+        promoted="",
+        handing_to="",
+        quarantine=(
+            f"the broker knows version {request.version} of the set in term {request.term}, and "
+            f"the database has version {stored.version} in term {stored.term}"
+        ),
+    )
+    return _store(connection, broker_group, quarantined)
+
+
+def _end_quarantine(
+    connection: Connection, broker_group: str, stored: CopySet, request: ChangeCopySet
+) -> CopySet:
+    """Take the set from the broker if all of its copies follow it; otherwise return the stored
+    one.
+    """
+    is_current = (stored.term, stored.version) == (request.term, request.version)
+    if not is_current or not request.is_followed or request.known is None:
+        return stored
+    return _store(
+        connection,
+        broker_group,
+        replace(
+            stored,
+            members=request.known.members,
+            promoted="",
+            durable_end=request.durable_end,
+            quarantine="",
+        ),
+    )
+
+
 def offer_place(connection: Connection, broker_group: str, request: OfferPlace) -> CopySet:
     """
     Let a copy of the set take the place of a broker that lives, for HAND_OVER_MS, or withdraw that.
 
     Raises:
         NotFoundError
-        ConflictError: the broker's opening of the data folder is not the newest one, or acks do not
-            wait for the copy.
+        ConflictError: the broker's opening of the data folder is not the newest one, acks do not
+            wait for the copy, or the copies are in quarantine.
         BusyError: the broker hands over to another copy.
     """
     stored = _read_of_opening(connection, broker_group, request)
     if request.copy_id:
+        _check_not_quarantined(stored, broker_group)
         if request.term != stored.term or request.copy_id not in stored.members:
             raise ConflictError(
                 Reason.COPY_NOT_READY,
@@ -194,8 +249,8 @@ def promote_copy(
     Raises:
         NotFoundError
         FolderRefusedError: it is a copy of another folder than the group's.
-        ConflictError: the group's broker reports itself; acks did not wait for the copy, or it has
-            less than was durable.
+        ConflictError: the group's broker reports itself; acks did not wait for the copy, it has
+            less than was durable, or the copies are in quarantine.
     """
     broker = _lock_broker(connection, broker_group)
     stored = _read(connection, broker_group)
@@ -207,6 +262,7 @@ def promote_copy(
             broker_group=broker_group,
         )
     is_repeated = stored.promoted == request.copy_id and request.log_end >= stored.durable_end
+    is_repeated = is_repeated and not stored.quarantine
     if is_repeated and (broker.opening == request.copy_id or not broker.alive):
         return stored
     is_offered = stored.handing_to == request.copy_id
@@ -215,15 +271,19 @@ def promote_copy(
         raise ConflictError(
             Reason.BROKER_SERVES, f"broker group {broker_group} {where} at {broker.address}"
         )
+    if not request.lose:
+        _check_not_quarantined(stored, broker_group)
     promoted = replace(
         stored,
-        term=stored.term + 1,
+        term=stored.term + (TERMS_AHEAD if stored.quarantine else 1),
         members=(),
         promoted=request.copy_id,
         durable_end=request.log_end,
         handing_to="",
+        quarantine="",
     )
-    if request.copy_id in stored.members and request.log_end >= stored.durable_end:
+    has_all = request.copy_id in stored.members and request.log_end >= stored.durable_end
+    if has_all and not stored.quarantine:
         others = tuple(each for each in stored.members if each != request.copy_id)
         promoted = replace(promoted, members=others)
         # From now on, reports of the folder before are refused as those of an older one. It may
@@ -253,6 +313,16 @@ def promote_copy(
     return _store(connection, broker_group, promoted)
 
 
+def _check_not_quarantined(stored: CopySet, broker_group: str) -> None:
+    """Raise ConflictError if the copies are in quarantine."""
+    if stored.quarantine:
+        raise ConflictError(
+            Reason.COPIES_QUARANTINED,
+            f"no copy takes the place of the broker of group {broker_group}: {stored.quarantine}",
+            broker_group=broker_group,
+        )
+
+
 def _read_of_opening(
     connection: Connection, broker_group: str, request: ChangeCopySet | OfferPlace
 ) -> CopySet:
@@ -276,6 +346,7 @@ def _lock_broker(connection: Connection, broker_group: str) -> sa.Row[Any]:
     ).one_or_none()
     if row is None:
         raise unknown_broker_group_error(connection, broker_group)
+    note_history(connection)
     return row
 
 
@@ -295,6 +366,7 @@ def _read(connection: Connection, broker_group: str) -> CopySet:
         durable_end=row.durable_end,
         handing_to=row.handing_to if row.is_offered else "",
         may_share_machine=row.may_share_machine,
+        quarantine=row.quarantine,
     )
 
 
@@ -324,6 +396,7 @@ def _write(connection: Connection, broker_group: str, stored: CopySet) -> None:
         "durable_end": stored.durable_end,
         "handing_to": stored.handing_to,
         "may_share_machine": stored.may_share_machine,
+        "quarantine": stored.quarantine,
     }
     insert_new(connection, copy_sets, values)
     connection.execute(

@@ -191,6 +191,13 @@ copy_sets = Table(
         server_default=false(),
         comment="copies on one machine may count",
     ),
+    Column(
+        "quarantine",
+        String(512),
+        nullable=False,
+        server_default="",
+        comment="why the set may be an older one",
+    ),
     comment="copies of broker groups",
 )
 

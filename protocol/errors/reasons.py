@@ -484,6 +484,16 @@ class Reason(enum.Enum):
         ),
     )
     """A copy is to be promoted that acks did not wait for, or that has less than was durable."""
+    COPIES_QUARANTINED = (
+        1178,
+        "ConflictError",
+        "the database is older than what brokers know, and may name the wrong copies",
+        (
+            "Start the broker and its copies: it ends by itself. keylane broker copies GROUP says "
+            "what else ends it."
+        ),
+    )
+    """A copy is to take the place of its broker after the metaservers' database fell back."""
     COPY_SET_TAKEN = (
         1168,
         "ConflictError",

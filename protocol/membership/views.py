@@ -41,6 +41,10 @@ class BrokerView(Struct, frozen=True, kw_only=True):
     """How many of them have everything that was acked: the broker's own, and the copies that acks
     wait for.
     """
+    quarantine: str = ""
+    """The reason why no copy takes the broker's place, although acks may wait for it: the database
+    is older than what brokers know; otherwise "".
+    """
     has_partitions: bool = True
     """False if it has no partition, but for expired ones. True also if a metaserver of 0.2 answers,
     which does not tell.
@@ -60,10 +64,11 @@ class BrokerView(Struct, frozen=True, kw_only=True):
     @property
     def folders_text(self) -> str:
         """The data folders as text, such as "1", "2 of 2" or "1 of 2: too few"."""
-        if self.folders_wanted == self.folders == 1:
+        if self.folders_wanted == self.folders == 1 and not self.quarantine:
             return "1"
-        few = ": too few" if self.folders < self.folders_wanted else ""
-        return f"{self.folders} of {self.folders_wanted}{few}"
+        too_few = ": too few" if self.folders < self.folders_wanted else ""
+        problem = ": quarantined" if self.quarantine else too_few
+        return f"{self.folders} of {self.folders_wanted}{problem}"
 
     @property
     def gets_partitions(self) -> bool:

@@ -108,6 +108,19 @@ def running_postgres(programs: Path | None = None, *, address: str = "") -> Iter
     Args:
         address: where it listens beside its Unix socket; everybody who reaches it is trusted.
     """
+    with _initialised(programs) as (folder, reachable, how):
+        if address:
+            with (folder / "data" / "pg_hba.conf").open("a") as file:
+                file.write("host all keylane samenet trust\n")
+        with _serving(reachable, folder, how, {"listen_addresses": address}):
+            yield Postgres(folder, address)
+
+
+@contextmanager
+def _initialised(programs: Path | None) -> Iterator[tuple[Path, Path, dict[str, Any]]]:
+    """The folder of a server with the data that it begins with, where its programs are, and how to
+    run them.
+    """
     programs = programs or machine_programs() or packaged_programs()
     folder = Path(tempfile.mkdtemp(prefix="keylane-pg-"))
     user = _other_user()
@@ -117,29 +130,105 @@ def running_postgres(programs: Path | None = None, *, address: str = "") -> Iter
         how |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
     try:
         programs = _reachable(programs, folder, how)
-        data = folder / "data"
-        _initialise(programs, data, how)
-        if address:
-            with (data / "pg_hba.conf").open("a") as file:
-                file.write("host all keylane samenet trust\n")
-        options = OPTIONS | {"listen_addresses": address}
-        settings = [f"--{name}={value}" for name, value in options.items()]
-        with (folder / "log").open("wb") as log:
-            server = subprocess.Popen(
-                [programs / "postgres", "-D", data, "-k", folder, *settings],
-                stdout=log,
-                stderr=log,
-                preexec_fn=ending_with_parent(signal.SIGINT),  # noqa: PLW1509  it calls nothing but the kernel
-                **how,
-            )
-        try:
-            _wait_until_ready(server, data, folder / "log")
-            yield Postgres(folder, address)
-        finally:
-            server.send_signal(signal.SIGQUIT)  # at once: its data is not needed any more
-            server.wait(30)
+        _initialise(programs, folder / "data", how)
+        yield folder, programs, how
     finally:
         shutil.rmtree(folder)
+
+
+@contextmanager
+def _serving(
+    programs: Path, folder: Path, how: dict[str, Any], more: dict[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A server on the data in a folder, with options of its own."""
+    data = folder / "data"
+    settings = [f"--{name}={value}" for name, value in (OPTIONS | more).items()]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(
+            [programs / "postgres", "-D", data, "-k", folder, *settings],
+            stdout=log,
+            stderr=log,
+            preexec_fn=ending_with_parent(signal.SIGINT),  # noqa: PLW1509  it calls nothing but the kernel
+            **how,
+        )
+    try:
+        _wait_until_ready(server, data, folder / "log")
+        yield server
+    finally:
+        server.send_signal(signal.SIGQUIT)  # at once: its data is not needed any more
+        server.wait(30)
+
+
+STANDBY = "standby"
+
+
+class PostgresPair:
+    """A server and its standby, and the folder in which clients look for the one that serves."""
+
+    def __init__(self, first: Path, second: Path, primary: subprocess.Popen[bytes]) -> None:
+        self.first, self.standby = Postgres(first), Postgres(second)
+        self._primary = primary
+        self._second = second
+        self._current = first / "current"
+        self._current.symlink_to(first)
+
+    def url(self) -> str:
+        """The address, for a metaserver, of a new database on the server that serves."""
+        self.first.execute("CREATE DATABASE shared")
+        return f"postgresql+asyncpg://keylane@/shared?host={self._current}"
+
+    def cut_standby(self) -> None:
+        """The standby gets nothing more."""
+        self.standby.execute("ALTER SYSTEM SET primary_conninfo = ''")
+        self.standby.execute("SELECT pg_reload_conf()")
+        until = time.monotonic() + SECONDS_TO_START
+        while self.first.execute("SELECT 1 FROM pg_stat_replication"):
+            assert time.monotonic() < until, "the standby still follows"
+            time.sleep(0.05)
+
+    def fail(self) -> None:
+        """The first server is gone."""
+        self._primary.send_signal(signal.SIGQUIT)
+        self._primary.wait(30)
+
+    def promote(self) -> None:
+        """The standby serves, and clients find it where the first server was."""
+        assert self.standby.execute("SELECT pg_promote()")[0][0]
+        self._current.unlink()
+        self._current.symlink_to(self._second)
+
+
+@contextmanager
+def running_pair(*, synchronous: bool) -> Iterator[PostgresPair]:
+    """A server and a standby that follows it; with `synchronous`, commits wait for the standby."""
+    with _initialised(None) as (first, programs, how):
+        second = first / "second"
+        second.mkdir()
+        shutil.copytree(first / "data", second / "data", copy_function=shutil.copy2)
+        (second / "data" / "standby.signal").touch()
+        (second / "data").chmod(0o700)
+        if "user" in how:
+            for path in (second, *second.rglob("*")):
+                os.chown(path, how["user"], how["group"])
+        names = {"synchronous_standby_names": STANDBY} if synchronous else {}
+        following = {"primary_conninfo": f"host={first} user=keylane application_name={STANDBY}"}
+        with (second / "data" / "postgresql.auto.conf").open("a") as file:
+            file.writelines(f"{name} = '{value}'\n" for name, value in following.items())
+        with (
+            _serving(programs, first, how, {"wal_keep_size": "1GB"}) as primary,
+            _serving(programs, second, how, {}),
+        ):
+            pair = PostgresPair(first, second, primary)
+            until = time.monotonic() + SECONDS_TO_START
+            while not pair.first.execute(
+                "SELECT 1 FROM pg_stat_replication WHERE state = 'streaming'"
+            ):
+                assert time.monotonic() < until, (second / "log").read_text()
+                time.sleep(0.05)
+            for name, value in names.items():
+                pair.first.execute(f"ALTER SYSTEM SET {name} = '{value}'")
+                pair.first.execute("SELECT pg_reload_conf()")
+            yield pair
 
 
 def _reachable(programs: Path, folder: Path, how: dict[str, Any]) -> Path:

@@ -241,6 +241,13 @@ def broker_copies(
             help="Let copies count that are on one machine, with the broker or with each other.",
         ),
     ] = None,
+    end_quarantine: Annotated[
+        bool,
+        Option(
+            "--end-quarantine",
+            help="The database fell back, and no copy has taken the broker's place unnoticed.",
+        ),
+    ] = False,
     common: CommonOptions,
 ) -> None:
     """
@@ -257,6 +264,7 @@ def broker_copies(
         wanted=wanted,
         least=least,
         allow_one_machine=allow_one_machine,
+        end_quarantine=end_quarantine,
     )
 
 

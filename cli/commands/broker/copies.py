@@ -59,6 +59,10 @@ class CopiesView(Struct, frozen=True, kw_only=True):
     machine: str
     """The machine of the broker."""
     zone: str
+    quarantine: str
+    """The reason why no copy takes the broker's place, and the set does not change; "" if there is
+    none.
+    """
     broker_problem: str
     """The reason why the broker could not be asked; "" if it was."""
 
@@ -71,10 +75,11 @@ async def show_copies(
     wanted: int | None,
     least: int | None = None,
     allow_one_machine: bool | None = None,
+    end_quarantine: bool = False,
 ) -> None:
     """
     Show the copies of a broker group, after setting how many folders there are to be, and whether
-    copies on one machine may count, if these are given.
+    copies on one machine may count, or ending a quarantine, if these are given.
 
     Raises:
         ConfigError: `least` is given without `wanted`.
@@ -85,12 +90,13 @@ async def show_copies(
     with showing(f"waiting for {meta}"):
         async with open_admin(meta) as admin:
             stored = await admin.copies(group)
-            if wanted is not None or allow_one_machine is not None:
+            if wanted is not None or allow_one_machine is not None or end_quarantine:
                 stored = await admin.set_copies(
                     group,
                     wanted or stored.wanted,
                     least=least if wanted else stored.least,
                     may_share_machine=allow_one_machine,
+                    end_quarantine=end_quarantine,
                 )
             details, problem = await _ask_broker(admin, group)
     view = join_copies(group, stored, details, problem)
@@ -169,6 +175,7 @@ def join_copies(
         may_share_machine=stored.may_share_machine,
         machine=details.get("machine", ""),
         zone=details.get("zone", ""),
+        quarantine=stored.quarantine,
         broker_problem=problem,
     )
 
@@ -206,12 +213,20 @@ def _lag(copy: CopyView, view: CopiesView) -> str | None:
 def advice_lines(view: CopiesView) -> list[str]:
     """Return what an operator should know or do."""
     lines: list[str] = []
+    if view.quarantine:
+        lines.append(
+            "No copy takes the broker's place, and the set does not change, until the broker "
+            f"serves and all copies that it counts follow it: {view.quarantine}. If one of them is "
+            "gone for good, and none has taken the broker's place unnoticed: keylane broker copies "
+            f"{view.broker_group} --end-quarantine"
+        )
     if view.broker_problem:
         lines.append(
             "The broker cannot be asked how far its copies are behind, so only the set is shown: "
             f"{view.broker_problem}"
         )
-    if view.broker_problem and view.acks_wait_for and not view.promoted:
+    is_quiet = not (view.promoted or view.quarantine)
+    if view.broker_problem and view.acks_wait_for and is_quiet:
         lines.append(
             "A copy of the set takes the broker's place by itself if it runs with failover; the "
             "log of its follower says what keeps it from that."

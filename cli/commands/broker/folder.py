@@ -175,7 +175,8 @@ async def _promote_in_database(meta: str, candidate: Candidate, *, yes: bool) ->
     try:
         await _ask_for_promotion(meta, candidate, lose=False)
     except ConflictError as error:
-        if error.reason is not Reason.COPY_LACKS_ACKED or not (yes or will_ask(yes=yes)):
+        may_lose = error.reason in {Reason.COPY_LACKS_ACKED, Reason.COPIES_QUARANTINED}
+        if not may_lose or not (yes or will_ask(yes=yes)):
             raise
         broker_group = candidate.copy.broker_group
         if not yes:

@@ -30,7 +30,7 @@ from keylane.broker.storage.copy_file import Candidate
 from keylane.broker.storage.index.kinds import mark_incomplete, open_index
 from keylane.broker.storage.log.commit_log import segment_bases, segment_path
 from keylane.broker.store.opening import OpenedState, Recovery
-from keylane.metaserver.backup.rows import IDS_AHEAD
+from keylane.metaserver.cluster.fall_backs import note_history, read_history
 from keylane.metaserver.sql.schema import copy_sets
 from keylane.protocol import endpoints
 from keylane.protocol.copies import HandOver, PromoteCopy, SetCopies
@@ -193,6 +193,7 @@ class Copying:
         """Mostly, brokers lose power while they sync."""
         self.promoted = 0
         self.handed_over = 0
+        self.fallen_back = 0
         self._asking: list[asyncio.Future[None]] = []
         """The hand-overs that were asked for."""
         self._replaced: list[tuple[BrokerHost, CopyHost]] = []
@@ -325,9 +326,11 @@ class Copying:
     async def _want_all(self) -> None:
         for group in sorted({copy.group for copy in self.copies}):
             wanted = 1 + len(self._copies_of(group))
-            query = "SELECT wanted FROM copy_sets WHERE broker_group = ?"
-            if self._world.shelf.ask(query, (group,)) != [(wanted,)]:
-                await self._call(endpoints.SET_COPIES, SetCopies(wanted=wanted), group)
+            query = "SELECT wanted, quarantine FROM copy_sets WHERE broker_group = ?"
+            if self._world.shelf.ask(query, (group,)) != [(wanted, "")]:
+                # A copy may be gone that would have to follow; none was promoted unnoticed.
+                request = SetCopies(wanted=wanted, end_quarantine=True)
+                await self._call(endpoints.SET_COPIES, request, group)
 
     async def _trouble(self, deed: float) -> None:
         world, rng = self._world, self._rng
@@ -366,12 +369,13 @@ class Copying:
         elif deed < 0.86:
             count = rng.randint(1, 1 + len(self._copies_of(host.group)))
             await self._call(endpoints.SET_COPIES, SetCopies(wanted=count), host.group)
-        elif deed < 0.94:
+        elif deed < 0.91:
             self._tear(host.group)
-        elif deed < 0.98:
+        elif deed < 0.94:
             self._fail_disk(host)
         else:
-            await self._restore(host.group)
+            # Other troubles do not wait for it: they change the set meanwhile.
+            self._asking.append(asyncio.ensure_future(self._fall_back(host.group)))
 
     async def _lose_disk(self, host: CopyHost) -> None:
         if await self._ends_without_place(host):
@@ -399,21 +403,28 @@ class Copying:
         host.disk_fails = False
         self._world.faults.restart(host)
 
-    async def _restore(self, group: str) -> None:
-        """The database is restored from a backup, as far as it knows of copies; in half of the cases
-        the disk of a copy is lost meanwhile.
+    async def _fall_back(self, group: str) -> None:
+        """The database falls back, as far as it knows of copies; in half of the cases the disk of a
+        copy is lost meanwhile.
         """
         rng, shelf = self._rng, self._world.shelf
         ask = (
-            "SELECT wanted, least, term, version, durable_end FROM copy_sets "
+            "SELECT wanted, least, members, term, version, durable_end, quarantine FROM copy_sets "
             "WHERE broker_group = ? AND promoted = ''"
         )
         [*before] = shelf.ask(ask, (group,))
-        await asyncio.sleep(3 * rng.random())
-        [*now] = shelf.ask(ask, (group,))
-        if not before or not now or before[0][2] != now[0][2]:
+        now, until = before, self._world.loop.now + 5 * rng.random()
+        while [row[4] for row in now] == [row[4] for row in before]:
+            if self._world.loop.now > until:
+                break
+            await asyncio.sleep(LOOK_S * rng.random())
+            [*now] = shelf.ask(ask, (group,))
+        if self._world.faults.healed:
+            return
+        if not before or not now or before[0][3] != now[0][3]:
             return  # a copy was promoted: the broker's row would be another one as well
-        shelf.run(_put_back_rows, (group, before[0]), {}, durable=True)
+        if shelf.run(_put_back_rows, (group, before[0]), {}, durable=True):
+            self.fallen_back += 1
         if rng.random() < 0.5:
             await self._lose_disk(rng.choice(self._copies_of(group)))
 
@@ -708,7 +719,7 @@ class Copying:
 
     def _members(self, group: str) -> list[CopyHost]:
         stored = self._world.shelf.ask(
-            "SELECT members FROM copy_sets WHERE broker_group = ?", (group,)
+            "SELECT members FROM copy_sets WHERE broker_group = ? AND quarantine = ''", (group,)
         )
         ids = {each for (members,) in stored for each in msgspec.json.decode(members)}
         members = [copy for copy in self._copies_of(group) if _id_of(copy.disk) in ids]
@@ -729,21 +740,18 @@ class Copying:
         return all(len(self._members(each)) == len(self._copies_of(each)) for each in groups)
 
 
-def _put_back_rows(connection: Connection, group: str, before: tuple[int, ...]) -> None:
-    """Store what a restore leaves of the copies of a broker group."""
-    wanted, least, term, version, durable_end = before
+def _put_back_rows(connection: Connection, group: str, before: tuple[Any, ...]) -> bool:
+    """Store what was known earlier of the copies of a broker group; a metaserver knows more at once.
+    Return whether it has noticed.
+    """
+    columns = ("wanted", "least", "members", "term", "version", "durable_end", "quarantine")
+    known = read_history(connection).changes
     connection.execute(
         sa.update(copy_sets)
         .where(copy_sets.c.broker_group == group)
-        .values(
-            wanted=wanted,
-            least=least,
-            members="[]",
-            term=term,
-            version=version + IDS_AHEAD,
-            durable_end=durable_end,
-        )
+        .values(dict(zip(columns, before, strict=True)))
     )
+    return note_history(connection, known) is not None
 
 
 def _images(opened: OpenedState) -> dict[int, bytes]:

@@ -68,6 +68,7 @@ CATCHES: dict[str, int] = {
     "damage_hides_the_rest_of_its_source": 2_000_000_023,
     "damaged_bodies_pass_recovery": 35,
     "damaged_messages_are_given_up": 2_000_000_023,
+    "databases_that_fell_back_are_not_noticed": 400_000_042,
     "dead_letters_have_one_failure": 2_000_000_013,
     "deadline_by_the_calendar": 481,
     "deadline_from_the_answer": 8,

@@ -22,7 +22,7 @@ from keylane.broker.storage.files import AppendFile, replace_file
 from keylane.broker.storage.log.commit_log import WritePlan
 from keylane.broker.store.copy_wait import CopyWait
 from keylane.broker.store.group_commit import GroupCommit
-from keylane.metaserver.cluster import copy_sets
+from keylane.metaserver.cluster import copy_sets, fall_backs
 from keylane.protocol.errors import KeylaneError
 from keylane.testing.machines.disk import SimAppendFile
 from sim.actors import hosts
@@ -413,6 +413,11 @@ def what_is_not_durable_is_applied(patches: Patches) -> None:
     real = patches.set(Folding, "run", run)
 
 
+def databases_that_fell_back_are_not_noticed(patches: Patches) -> None:
+    """A copy that was left out since may be promoted."""
+    patches.set(fall_backs, "quarantine_copies", lambda connection, reason: [])
+
+
 def _callers() -> Sequence[Any]:
     """The modules that have imported the functions of `copy_sets`."""
     from keylane.metaserver import calls
@@ -460,4 +465,5 @@ BREAKS: tuple[Breaks, ...] = (
     what_waits_is_acked_when_the_place_is_taken,
     offers_do_not_end,
     what_is_not_durable_is_applied,
+    databases_that_fell_back_are_not_noticed,
 )

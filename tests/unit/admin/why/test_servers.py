@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from keylane.admin import BrokerList, BrokerView, OperationView
 from keylane.admin.why.servers import server_causes, waiting_operation
 from keylane.protocol.membership.views import RefusedBroker
@@ -37,6 +39,27 @@ def test_each_problem_of_a_broker_is_named_with_its_step():
     )
     assert found[1][1].text.startswith("broker group g3 takes no messages: the disk is full; ")
     assert found[3][1].step == "keylane broker accept g1 --dry-run"
+
+
+def test_broker_whose_copies_are_in_quarantine_is_named():
+    """Whether it lives or not; then its copies are not said to be too few."""
+    alive = BrokerView(
+        broker_group="g1",
+        address="h:1",
+        available=True,
+        silent_ms=0,
+        folders_wanted=2,
+        quarantine="the database was restored from a backup",
+    )
+    gone = msgspec.structs.replace(alive, available=False, silent_ms=12_000)
+    [(_, cause)] = server_causes(BrokerList(brokers=[alive], refused=[]))
+    assert (cause.code, cause.step) == ("copies_quarantined", "keylane broker copies g1")
+    assert "its set does not change: the database was restored from a backup" in cause.text
+    silent, quarantined = server_causes(BrokerList(brokers=[gone], refused=[]))
+    assert silent[1].text.endswith(
+        "No copy takes its place: the database was restored from a backup"
+    )
+    assert quarantined[1].code == "copies_quarantined"
 
 
 def test_silent_broker_that_hangs_is_to_be_ended_first():

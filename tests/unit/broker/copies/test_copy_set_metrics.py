@@ -43,6 +43,7 @@ async def test_scrape_says_that_copies_are_wanted_when_none_follows(kept: KeptSe
     assert await kept.figures() == NOTHING | {
         "keylane_broker_copies_wanted": 1,
         "keylane_broker_copies_term": 0,
+        "keylane_broker_copies_quarantined": 0,
         "keylane_broker_copies_in_set": 0,
     }
 
@@ -61,6 +62,7 @@ async def test_scrape_says_how_many_copies_are_wanted_and_in_the_set(kept: KeptS
     assert await kept.figures() == NOTHING | {
         "keylane_broker_copies_wanted": 1,
         "keylane_broker_copies_term": 0,
+        "keylane_broker_copies_quarantined": 0,
         "keylane_broker_copies_in_set": 1,
         "keylane_broker_copy_wait_seconds_count": 1,
         "keylane_broker_copy_wait_seconds_sum": 0.04,

@@ -15,6 +15,7 @@ from keylane.broker.copies.set_keeper import (
     AWAY_MS_MAX,
     IDLE_POLL_MS,
     POLL_MS,
+    QUARANTINE_POLL_MS,
     REMEMBERED_MAX,
     SILENT_MS,
     Away,
@@ -427,3 +428,79 @@ async def test_copy_on_the_machine_of_the_broker_counts_only_when_that_is_allowe
         ", and leaves the set once acks can do without it",
         ", so acks do not wait for it",
     ]
+
+
+# ── quarantine ────────────────────────────────────────────────────────────────────────────────────
+def fall_back(kept: KeptSet) -> None:
+    """The database is older, and names another copy; the broker is asked what it knows."""
+    kept.stored = replace(
+        kept.stored,
+        wanted=1,
+        members=(OTHER_ID,),
+        version=kept.stored.version + 1_000,
+        quarantine="the database is older",
+    )
+    kept.clock.advance(POLL_MS)
+
+
+async def test_copies_that_counted_count_on_in_quarantine(kept: KeptSet):
+    """Not those of an older database; and a late one is not left out."""
+    fall_back(kept)
+    await eventually(lambda: kept.keeper.quarantine != "")
+    assert kept.keeper.commitment.counted == {COPY_ID}
+    appending = begin_append(kept)
+    await asyncio.sleep(0.01)
+    kept.clock.advance(5_000)
+    await asyncio.sleep(0.3)
+    assert not appending.done()
+    assert {request.members for request in kept.asked[-2:]} == {None}
+    assert "none may be left out: the database is older" in kept.keeper.problem
+    kept.report()
+    await appending
+    assert has_copies(kept.disk)
+
+
+async def test_broker_says_which_copies_count_once_they_follow_it_in_quarantine(kept: KeptSet):
+    """A report from before the quarantine does not count: the copy may have its place since."""
+    kept.report()
+    fall_back(kept)
+    await eventually(lambda: kept.keeper.quarantine != "")
+    kept.clock.advance(QUARANTINE_POLL_MS)
+    asked = len(kept.asked)
+    await eventually(lambda: len(kept.asked) > asked)
+    assert not kept.asked[-1].is_followed
+    kept.clock.advance(1)
+    kept.report()
+    kept.clock.advance(QUARANTINE_POLL_MS)
+    await eventually(lambda: kept.asked[-1].is_followed)
+    known = kept.asked[-1].known
+    assert known is not None
+    assert (known.members, known.version) == ((COPY_ID,), kept.stored.version)
+    kept.stored = replace(
+        kept.stored, wanted=2, members=(COPY_ID,), version=kept.stored.version + 1, quarantine=""
+    )
+    kept.clock.advance(QUARANTINE_POLL_MS)
+    await eventually(lambda: kept.keeper.quarantine == "")
+    appending = begin_append(kept)
+    await asyncio.sleep(0.01)
+    kept.clock.advance(2_000)
+    await appending
+    assert kept.stored.members == ()
+
+
+async def test_restarted_broker_counts_the_copies_of_the_database_in_quarantine(kept: KeptSet):
+    """It knows no others, and says nothing of them before they have its log."""
+    await kept.stop()
+    fall_back(kept)
+    again = KeptSet(kept.disk, stored=kept.stored)
+    again.start()
+    await eventually(lambda: again.keeper.commitment.counted == {OTHER_ID})
+    again.clock.advance(QUARANTINE_POLL_MS)
+    asked = len(again.asked)
+    await eventually(lambda: len(again.asked) > asked)
+    assert not again.asked[-1].is_followed
+    again.clock.advance(1)
+    again.report(OTHER_ID)
+    again.clock.advance(QUARANTINE_POLL_MS)
+    await eventually(lambda: again.asked[-1].is_followed)
+    await again.stop()

@@ -269,7 +269,7 @@ def test_empty_folder_is_told_to_promote_a_copy_when_the_group_has_one(rows: Row
         rows.run(store_report, empty, ttl_ms=TTL_MS)
 
 
-def test_set_is_empty_in_a_restored_database() -> None:
+def test_copies_are_in_quarantine_in_a_restored_database() -> None:
     """Acks may have gone on without the copies that the backup names."""
     stored = {
         "broker_group": "g1",
@@ -286,8 +286,9 @@ def test_set_is_empty_in_a_restored_database() -> None:
     report(rows, "o1")
     restored = rows.run(read_copy_set, "g1")
     assert (restored.wanted, restored.least) == (3, 2)
-    assert (restored.members, restored.term, restored.promoted) == ((), 2, "")
+    assert (restored.members, restored.term, restored.promoted) == (("a",), 2, "")
     assert restored.version > 1_000, "a proposal that is under way comes too late"
+    assert restored.quarantine == "the database was restored from a backup"
 
 
 # ── forgetting ────────────────────────────────────────────────────────────────────────────────────

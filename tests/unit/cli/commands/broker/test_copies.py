@@ -156,8 +156,15 @@ class FakeAdmin:
         return self.stored
 
     async def set_copies(
-        self, _group: str, wanted: int, *, least: int | None, may_share_machine: bool | None
+        self,
+        _group: str,
+        wanted: int,
+        *,
+        least: int | None,
+        may_share_machine: bool | None,
+        end_quarantine: bool,
     ) -> CopySet:
+        assert not end_quarantine
         return CopySet(
             wanted=wanted,
             least=least or 1,
@@ -189,7 +196,7 @@ async def test_output_has_one_object_with_both_when_it_is_json(
         f'{{"copy_id":"{A}","in_set":true,"bytes_behind":0,{nowhere},"shared_machine":""}},'
         f'{{"copy_id":"{B}","in_set":false,"bytes_behind":9,{nowhere},"shared_machine":""}}],'
         f'"promoted":"","term":0,"version":0,"may_share_machine":true,{nowhere},'
-        '"broker_problem":""}'
+        '"quarantine":"","broker_problem":""}'
     )
 
 
