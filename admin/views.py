@@ -187,6 +187,8 @@ class PartitionProgress(Struct, frozen=True, kw_only=True):
     """Number of messages that two successive owners had pulled when each of them died without a
     handover. The next owner handles them one at a time, for up to 30 s.
     """
+    age_ms: int | None = None
+    """The time since the partition was opened, in milliseconds; None if unknown."""
 
 
 class GroupDescription(Struct, frozen=True, kw_only=True):
@@ -382,6 +384,7 @@ def _describe_progress(
         failing=failing,
         suspects=suspects,
         problem=status if isinstance(status, str) else None,
+        age_ms=owner.age_ms,
     )
 
 

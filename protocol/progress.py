@@ -82,6 +82,8 @@ class PendingReset(Struct, frozen=True, kw_only=True):
     """True if cursors may already be set. The reset can then no longer be canceled."""
     waits_for: tuple[str, ...] = ()
     """The names of the consumers that have not handed over all their partitions."""
+    asked_ms: int | None = None
+    """The time since it was asked for, in milliseconds; None if not known."""
 
 
 class CursorView(Struct, frozen=True, kw_only=True):

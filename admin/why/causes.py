@@ -37,6 +37,7 @@ from .lag import is_stuck
 from .servers import numbered, refusing_broker, silent_broker, unheard_broker, waiting_operation
 
 TEXT_CHARS_SHOWN = 200
+OTHER_TEXT_CHARS_SHOWN = 80
 CLIENTS_NAMED_MAX = 3
 """The largest number of consumers for which a step has a command each."""
 CLOCK_MS = 5_000
@@ -73,19 +74,28 @@ def _suspended(facts: Facts) -> Iterator[Cause]:
     if settings.suspended:
         yield Cause(
             code="group_suspended",
-            text=f"an operator has suspended {group.group}: its consumers get nothing",
+            text=f"an operator {_suspended_when(settings.suspended_ms, group.group, facts)}: its "
+            "consumers get nothing",
             step=f"keylane group resume {group.subject} {group.group}",
         )
     elif settings.suspended_clients and group.members and all(m.suspended for m in group.members):
         names = listed(settings.suspended_clients)
+        whom = f"every running consumer of {group.group}"
         yield Cause(
             code="clients_suspended",
-            text=f"an operator has suspended every running consumer of {group.group}: {names}",
+            text=f"an operator {_suspended_when(settings.clients_suspended_ms, whom, facts)}: "
+            f"{names}",
             step="; ".join(
                 f"keylane group resume {group.subject} {group.group} --client {_shell_word(each)}"
                 for each in settings.suspended_clients[:CLIENTS_NAMED_MAX]
             ),
         )
+
+
+def _suspended_when(ms: int | None, whom: str, facts: Facts) -> str:
+    if ms is None:
+        return f"has suspended {whom}"
+    return f"suspended {whom} {_ago(facts.now_ms - ms, facts)}"
 
 
 def _reset(facts: Facts) -> Iterator[Cause]:
@@ -96,9 +106,12 @@ def _reset(facts: Facts) -> Iterator[Cause]:
             if reset.waits_for
             else "its cursors are being set"
         )
+        asked = ""
+        if reset.asked_ms is not None:
+            asked = f", asked for {_ago(facts.now_ms - reset.asked_ms, facts)},"
         yield Cause(
             code="reset_pending",
-            text=f"a reset of {group.group} to {reset.to} is under way, and no partition is "
+            text=f"a reset of {group.group} to {reset.to}{asked} is under way, and no partition is "
             f"granted meanwhile: {waits}",
             step=f"keylane group reset {group.subject} {group.group} --cancel"
             if not reset.begun
@@ -112,13 +125,12 @@ def _no_consumer(facts: Facts) -> Iterator[Cause]:
         return
     start = f"start a consumer of {group.subject} in the group {group.group}"
     step, ended = start, group.ended
-    since = "" if ended is None or ended.ended_ms is None else f" {format_age(ended.ended_ms)} ago"
     if ended is not None and ended.left:
+        since = "" if ended.ended_ms is None else f" {format_age(ended.ended_ms)} ago"
         how = f"no consumer of {group.group} runs: the last one, {ended.client}, left{since}"
     elif ended is not None:
         how = (
-            f"no consumer of {group.group} is heard: the leases of the last one, {ended.client}, "
-            f"ended{since}, because it had sent no heartbeat for its ttl: it is dead, cut off, or "
+            f"no consumer of {group.group} is heard: {_end_text(ended)}: it is dead, cut off, or "
             "its event loop is blocked"
         )
         step = f"look whether its process still runs, and at its log; if it has ended, {start}"
@@ -132,6 +144,20 @@ def _no_consumer(facts: Facts) -> Iterator[Cause]:
             f"keylane group list {group.subject} shows whether its name is spelled otherwise"
         )
     yield Cause(code="no_consumer", text=how, step=step)
+
+
+def _end_text(ended: EndedMember) -> str:
+    """Return how the leases of a consumer ended that was not heard any more."""
+    since = "" if ended.ended_ms is None else f" {format_age(ended.ended_ms)} ago"
+    if ended.heard_ms is None:
+        return (
+            f"the leases of the last one, {ended.client}, ended{since}, because it had sent no "
+            "heartbeat for its ttl"
+        )
+    return (
+        f"the last one, {ended.client}, was last heard {format_age(ended.heard_ms)} ago, and its "
+        f"leases ended{since}"
+    )
 
 
 # ── servers and producers ─────────────────────────────────────────────────────────────────────────
@@ -247,10 +273,12 @@ def _over_quota(facts: Facts) -> Iterator[Cause]:
             limited.setdefault(status.limited_by, []).append(number)
     for limit, partitions in limited.items():
         longest = max(facts.statuses[each].limited_ms for each in partitions)
+        for_ms = max(facts.statuses[each].limited_for_ms for each in partitions)
+        again = f", again and again {_for(facts.now_ms - for_ms, facts)}" if for_ms else ""
         yield Cause(
             code="over_quota",
             text=f"calls about {facts.group.subject} wait for a quota, the limit of {limit}: "
-            f"{format_seconds(longest)} now",
+            f"{format_seconds(longest)} now{again}",
             step="keylane access quota list; keylane access quota set --help shows how to raise it",
             partitions=tuple(partitions),
         )
@@ -279,6 +307,7 @@ def _cut_off(facts: Facts) -> Iterator[Cause]:
     """Consumers that cannot connect to brokers that others reach."""
     silent = _silent_groups(facts)
     for member in facts.group.members:
+        lasts_ms = dict(zip(member.unreached, member.unreached_ms, strict=False))
         for name in member.unreached:
             partitions = facts.partitions_on(name)
             served = [
@@ -290,10 +319,12 @@ def _cut_off(facts: Facts) -> Iterator[Cause]:
             if name in silent or not partitions or are_served:
                 continue
             broker = facts.broker_of(name)
+            lasting = _lasting(lasts_ms.get(name), facts)
+            gets = "it has got" if lasting else "it gets"
             yield Cause(
                 code="owner_cut_off",
                 text=f"consumer {member.client} cannot connect to broker group {name}, which the "
-                f"cluster still reports alive: it gets nothing of {numbered(partitions)}",
+                f"cluster still reports alive: {gets} nothing of {numbered(partitions)}{lasting}",
                 step=f"check the network between it and the broker"
                 f"{'' if broker is None else f' at {broker.address}'}",
                 partitions=partitions,
@@ -347,10 +378,17 @@ def _unowned(facts: Facts) -> Iterator[Cause]:
         yield Cause(
             code="no_owner",
             text=f"no consumer has {numbered(free)}: a lease has just ended, or nobody has taken "
-            f"{'it' if len(free) == 1 else 'them'} over yet",
+            f"{'it' if len(free) == 1 else 'them'} over yet{_last_end(facts)}",
             step=f"wait a second, then: keylane group describe {group.subject} {group.group}",
             partitions=free,
         )
+
+
+def _last_end(facts: Facts) -> str:
+    ended = facts.group.ended
+    if ended is None or ended.left:
+        return ""
+    return f"; of the consumers whose leases ended, {_end_text(ended)}"
 
 
 def _not_read(facts: Facts) -> Iterator[Cause]:
@@ -637,10 +675,13 @@ def _unread_parents(facts: Facts) -> Iterator[Cause]:
             ),
             "",
         )
+        ages_ms = [each.age_ms for each in facts.progress if each.partition_id in waiting]
+        known_ms = [ms for ms in ages_ms if ms is not None]
+        opened = f", opened {_ago(facts.now_ms - max(known_ms), facts)}," if known_ms else ""
         yield Cause(
             code="parent_unread",
-            text=f"{numbered(waiting)} {'waits' if len(waiting) == 1 else 'wait'} until partition "
-            f"{number}, {owner}, is read to its end: {left}{where}{stored}",
+            text=f"{numbered(waiting)}{opened} {'waits' if len(waiting) == 1 else 'wait'} until "
+            f"partition {number}, {owner}, is read to its end: {left}{where}{stored}",
             step=f"keylane group describe {group.subject} {group.group} --all",
             partitions=tuple(waiting),
         )
@@ -969,6 +1010,13 @@ def _for(since_ms: int, facts: Facts) -> str:
     """Return for how long something has been so: "for 9 min (since 12:03:04 UTC)"."""
     since, age_ms = f"since {format_moment(since_ms, facts.now_ms)}", facts.now_ms - since_ms
     return f"for {format_age(age_ms)} ({since})" if age_ms >= 0 else since
+
+
+def _lasting(ms: int | None, facts: Facts) -> str:
+    """Return for how long something has been so: " for 9 min (since 12:03:04 UTC)"; "" if that is
+    not known.
+    """
+    return "" if ms is None else f" {_for(facts.now_ms - ms, facts)}"
 
 
 def _plain_key_option(facts: Facts) -> str:

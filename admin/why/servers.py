@@ -115,18 +115,21 @@ def refusing_broker(
 ) -> Cause:
     """Return the cause for a broker that takes no messages."""
     name, where = broker.broker_group, numbered(partitions, "its partitions")
+    lasts = "" if broker.refusing_ms is None else f" for {format_age(broker.refusing_ms)}"
     if waits_for_copies:
+        acks = f"has acked nothing{lasts}" if lasts else "acks nothing"
         return Cause(
             code="no_copy",
-            text=f"broker group {name} acks nothing: {reason}; messages for {where} are not stored "
-            "before that",
+            text=f"broker group {name} {acks}: {reason}; "
+            f"messages for {where} are not stored before that",
             step=f"start its copies again; keylane broker copies {name}",
             partitions=tuple(partitions),
         )
+    takes = f"has taken no messages{lasts}" if lasts else "takes no messages"
     return Cause(
         code="broker_refuses",
-        text=f"broker group {name} takes no messages{reason and f': {reason}'}; those for {where} "
-        "wait at their producers",
+        text=f"broker group {name} {takes}{reason and f': {reason}'}; those for {where} wait at "
+        "their producers",
         step=f"keylane broker health {broker.address}",
         partitions=tuple(partitions),
     )

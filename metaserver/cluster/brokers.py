@@ -24,7 +24,7 @@ from ...protocol.errors import FolderRefusedError, NotFoundError, Reason, Unavai
 from ...protocol.ids import BrokerGroup, check_name
 from ...protocol.routing import PartitionState
 from ...protocol.text import counted, format_seconds, listed
-from ..sql.dialect import insert_new, insert_or_replace, now_ms
+from ..sql.dialect import calendar_ms, insert_new, insert_or_replace, now_ms
 from ..sql.schema import (
     brokers,
     copy_sets,
@@ -46,6 +46,13 @@ _update_report = (
         log_end=sa.bindparam("at_end"),
         hosted=sa.bindparam("hosts"),
         version=sa.bindparam("of_version"),
+        refusing_since=sa.case(
+            (
+                sa.bindparam("refuses", type_=sa.Boolean),
+                sa.func.coalesce(brokers.c.refusing_since, calendar_ms()),
+            ),
+            else_=sa.null(),
+        ),
     )
 )
 IN_TIME_SHARE = 4
@@ -83,6 +90,7 @@ def _report_parameters(report: BrokerHeartbeat, ttl_ms: int) -> dict[str, Any]:
         "readable": report.readable,
         "writable": report.writable,
         "problem": "" if report.writable else report.problem,
+        "refuses": not (report.readable and report.writable),
         "at_end": report.log_end,
         "hosts": report.hosted,
         "of_version": report.version,
@@ -521,6 +529,7 @@ def broker_views(connection: Connection) -> list[BrokerView]:
             brokers.c.version,
             sa.and_(brokers.c.writable, brokers.c.readable).label("writable"),
             brokers.c.problem,
+            (calendar_ms() - brokers.c.refusing_since).label("refusing_ms"),
             sa.func.coalesce(copy_sets.c.wanted, 1).label("wanted"),
             sa.func.coalesce(copy_sets.c.members, "[]").label("members"),
             sa.exists()
@@ -546,6 +555,7 @@ def broker_views(connection: Connection) -> list[BrokerView]:
             folders_wanted=row.wanted,
             folders=1 + len(msgspec.json.decode(row.members)),
             has_partitions=bool(row.has_partitions),
+            refusing_ms=None if row.refusing_ms is None else max(0, row.refusing_ms),
         )
         for row in connection.execute(query)
     ]

@@ -45,6 +45,10 @@ class BrokerView(Struct, frozen=True, kw_only=True):
     """False if it has no partition, but for expired ones. True also if a metaserver of 0.2 answers,
     which does not tell.
     """
+    refusing_ms: int | None = None
+    """The time for which it has accepted no writes, in milliseconds; None if it accepts them, or if
+    not known.
+    """
 
     @property
     def state(self) -> str:

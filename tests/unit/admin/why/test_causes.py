@@ -20,6 +20,7 @@ from keylane.protocol.control import (
 )
 from keylane.protocol.groups import FailurePolicy, GroupPolicy, GroupSettings
 from keylane.protocol.parked import FailingMessage, Failure, ParkedTotals, ParkState
+from keylane.protocol.progress import PendingReset, ResetTo
 from keylane.protocol.reading.newest import NewestMessage
 from keylane.protocol.routing import (
     LOGICAL_PARTITIONS,
@@ -124,6 +125,18 @@ def test_text_of_users_cannot_move_the_cursor_of_a_terminal():
             1,
             "no consumer of billing runs: the last one, vm:1, left 3.0 s ago",
             "start a consumer of orders in the group billing",
+        ),
+        (
+            EndedMember(client="vm:1", left=False, ended_ms=3_000, heard_ms=33_000),
+            1,
+            (
+                "no consumer of billing is heard: the last one, vm:1, was last heard 33 s ago, and "
+                "its leases ended 3.0 s ago: it is dead, cut off, or its event loop is blocked"
+            ),
+            (
+                "look whether its process still runs, and at its log; if it has ended, start a "
+                "consumer of orders in the group billing"
+            ),
         ),
         (
             None,
@@ -298,12 +311,18 @@ def test_quota_is_named_with_the_limit_and_the_wait():
     given = facts(
         WHOLE,
         progress_of=(read(1),),
-        statuses={1: status(1, limited_by="bytes of principal 'shop'", limited_ms=1_200)},
+        statuses={
+            1: status(
+                1, limited_by="bytes of principal 'shop'", limited_ms=1_200, limited_for_ms=3_000
+            )
+        },
+        now_ms=60_000,
     )
     [cause] = explain(given).causes
     assert cause.code == "over_quota"
     assert cause.text == (
-        "calls about orders wait for a quota, the limit of bytes of principal 'shop': 1.2 s now"
+        "calls about orders wait for a quota, the limit of bytes of principal 'shop': 1.2 s now, "
+        "again and again for 3.0 s (since 00:00:57 UTC)"
     )
 
 
@@ -339,6 +358,128 @@ def test_clock_of_a_consumer_that_is_ahead_is_named():
     assert codes(given) == ["handler_fails", "clock"]
 
 
+def suspended(**since: int) -> dict[str, object]:
+    return {"settings": GroupSettings(subject="orders", group="billing", suspended=True, **since)}
+
+
+def clients_suspended(**since: int) -> dict[str, object]:
+    member = GroupMember(client="c1", partitions=1, heard_ms=9, expires_in_ms=9_000, suspended=True)
+    settings = GroupSettings(subject="orders", group="billing", suspended_clients=("c1",), **since)
+    return {"settings": settings, "members": (member,)}
+
+
+def cut_off(**since: tuple[int, ...]) -> dict[str, object]:
+    member = GroupMember(
+        client="c1", partitions=1, heard_ms=9, expires_in_ms=9_000, unreached=("g1",), **since
+    )
+    return {"members": (member,)}
+
+
+def reset(**since: int) -> dict[str, object]:
+    return {"reset": PendingReset(to=ResetTo.LATEST, begun=True, **since)}
+
+
+@pytest.mark.parametrize(
+    ("group", "text"),
+    [
+        (suspended(), "an operator has suspended billing: its consumers get nothing"),
+        (
+            suspended(suspended_ms=9_000),
+            "an operator suspended billing 9.0 s ago (00:00:51 UTC): its consumers get nothing",
+        ),
+        (
+            clients_suspended(),
+            "an operator has suspended every running consumer of billing: c1",
+        ),
+        (
+            clients_suspended(clients_suspended_ms=9_000),
+            "an operator suspended every running consumer of billing 9.0 s ago (00:00:51 UTC): c1",
+        ),
+        (
+            cut_off(),
+            (
+                "consumer c1 cannot connect to broker group g1, which the cluster still reports alive: "
+                "it gets nothing of partition 1"
+            ),
+        ),
+        (
+            cut_off(unreached_ms=(9_000,)),
+            (
+                "consumer c1 cannot connect to broker group g1, which the cluster still reports alive: "
+                "it has got nothing of partition 1 for 9.0 s (since 00:00:51 UTC)"
+            ),
+        ),
+        (
+            reset(),
+            (
+                "a reset of billing to latest is under way, and no partition is granted meanwhile: its "
+                "cursors are being set"
+            ),
+        ),
+        (
+            reset(asked_ms=9_000),
+            (
+                "a reset of billing to latest, asked for 9.0 s ago (00:00:51 UTC), is under way, and no "
+                "partition is granted meanwhile: its cursors are being set"
+            ),
+        ),
+    ],
+)
+def test_cause_says_since_when_it_holds_if_a_server_knows(group: dict[str, object], text: str):
+    given = facts(WHOLE, progress_of=(progress(1),), brokers=(broker(),), now_ms=60_000)
+    given = replace(given, group=replace(given.group, **group))
+    assert explain(given).causes[0].text == text
+
+
+@pytest.mark.parametrize(
+    ("details", "known", "unknown"),
+    [
+        (
+            {},
+            "broker group g1 has taken no messages for 9.0 s: the disk is full;",
+            "broker group g1 takes no messages: the disk is full;",
+        ),
+        (
+            {"waits_for_copies": "the disk is full"},
+            "broker group g1 has acked nothing for 9.0 s: the disk is full;",
+            "broker group g1 acks nothing: the disk is full;",
+        ),
+    ],
+)
+def test_broker_that_refuses_is_named_with_the_time_since_then(
+    details: dict[str, object], known: str, unknown: str
+):
+    given = facts(
+        WHOLE,
+        progress_of=(read(1),),
+        brokers=(broker(refusing_ms=9_000),),
+        health={"g1": health(ready=False, reason="the disk is full", **details)},
+        now_ms=60_000,
+    )
+    assert explain(given).causes[0].text.startswith(known)
+    older = replace(given, brokers=(broker(),))
+    assert explain(older).causes[0].text.startswith(unknown)
+
+
+def test_child_waits_for_its_parent_since_it_was_opened():
+    given = facts(
+        partition(1, 0, 1024),
+        partition(2, 0, 512, 1),
+        partition(3, 512, 1024, 1),
+        progress_of=(
+            progress(1, state=PartitionState.SEALED),
+            progress(2, age_ms=8_000),
+            progress(3, age_ms=9_000),
+        ),
+        now_ms=60_000,
+    )
+    [waits] = [cause for cause in explain(given).causes if cause.code == "parent_unread"]
+    assert waits.text.startswith(
+        "partitions 2, 3, opened 9.0 s ago (00:00:51 UTC), wait until partition 1, which c1 has, is "
+        "read to its end"
+    )
+
+
 # ── owners ────────────────────────────────────────────────────────────────────────────────────────
 def test_partition_that_has_to_change_hands_is_named_with_both_consumers():
     given = facts(WHOLE, progress_of=(progress(1, hands_over_to="c2", holder="s1"),))
@@ -359,6 +500,17 @@ def test_partition_whose_start_is_not_stored_is_not_blamed_on_an_ended_lease():
     settings = GroupSettings(subject="orders", group="billing", unstarted=(1,))
     given = replace(given, group=replace(given.group, settings=settings))
     assert codes(given) == ["not_granted"]
+
+
+def test_partition_without_an_owner_is_told_with_the_consumer_whose_leases_ended_last():
+    given = facts(WHOLE, progress_of=(progress(1, owner=None, session=None),))
+    ended = EndedMember(client="vm:1", left=False, ended_ms=400, heard_ms=30_400)
+    [cause, *_] = explain(replace(given, group=replace(given.group, ended=ended))).causes
+    assert cause.code == "no_owner"
+    assert cause.text.endswith(
+        "; of the consumers whose leases ended, the last one, vm:1, was last heard 30 s ago, and its "
+        "leases ended 0.4 s ago"
+    )
 
 
 def test_partition_of_a_silent_broker_is_not_blamed_on_an_ended_lease():

@@ -19,6 +19,7 @@ def test_each_problem_of_a_broker_is_named_with_its_step():
             silent_ms=0,
             writable=False,
             problem="the disk is full",
+            refusing_ms=9_000,
             folders=1,
             folders_wanted=2,
         ),
@@ -35,7 +36,9 @@ def test_each_problem_of_a_broker_is_named_with_its_step():
         "broker group g2 has been silent for 12 s: messages for its partitions wait at their "
         "producers, and nobody gets those that are stored there"
     )
-    assert found[1][1].text.startswith("broker group g3 takes no messages: the disk is full; ")
+    assert found[1][1].text.startswith(
+        "broker group g3 has taken no messages for 9.0 s: the disk is full; "
+    )
     assert found[3][1].step == "keylane broker accept g1 --dry-run"
 
 
