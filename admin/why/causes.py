@@ -15,9 +15,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from ...protocol.control import BrokerView, GroupMember
+from ...protocol.control import BrokerView, EndedMember, GroupMember
 from ...protocol.groups import FailurePolicy
-from ...protocol.parked import FailingMessage, ParkedTotals, ParkState
+from ...protocol.parked import (
+    FAILING_COUNTED_MAX,
+    OTHERS_FAILING_MAX,
+    FailingMessage,
+    ParkedTotals,
+    ParkState,
+)
 from ...protocol.routing import ConsumeStrategy, PartitionState
 from ...protocol.text import (
     counted,
@@ -427,15 +433,26 @@ def _is_shared(facts: Facts) -> bool:
 # ── messages that fail ────────────────────────────────────────────────────────────────────────────
 def _failing(facts: Facts) -> Iterator[Cause]:
     for each in facts.progress:
-        if each.failing is not None and _holds_up(each, each.failing, facts):
-            yield _failing_cause(each, each.failing, facts)
+        failing = _failing_message(each, facts)
+        if failing is not None and _is_held_up(each, facts):
+            yield _failing_cause(each, failing, facts)
 
 
 def _failing_elsewhere(facts: Facts) -> Iterator[Cause]:
     """Failing messages of other keys, which may hold up a partition without being its cause."""
     for each in facts.progress:
-        if each.failing is not None and not _holds_up(each, each.failing, facts):
-            yield _failing_cause(each, each.failing, facts)
+        failing = _failing_message(each, facts)
+        if failing is not None and not _holds_up(each, failing, facts):
+            yield _failing_cause(each, failing, facts)
+
+
+def _failing_message(progress: PartitionProgress, facts: Facts) -> FailingMessage | None:
+    """Return the failing message of the key in question, if one is known, or else the oldest."""
+    failing = progress.failing
+    if failing is None or facts.key is None:
+        return failing
+    digest = key_digest(facts.key)
+    return next((each for each in (failing, *failing.others) if each.key_digest == digest), failing)
 
 
 def _holds_up(progress: PartitionProgress, failing: FailingMessage, facts: Facts) -> bool:
@@ -444,6 +461,11 @@ def _holds_up(progress: PartitionProgress, failing: FailingMessage, facts: Facts
     """
     is_sealed = progress.state is PartitionState.SEALED
     return facts.key is None or is_sealed or failing.key_digest == key_digest(facts.key)
+
+
+def _is_held_up(progress: PartitionProgress, facts: Facts) -> bool:
+    failing = _failing_message(progress, facts)
+    return failing is not None and _holds_up(progress, failing, facts)
 
 
 def _failing_cause(progress: PartitionProgress, failing: FailingMessage, facts: Facts) -> Cause:
@@ -477,7 +499,8 @@ def _failing_cause(progress: PartitionProgress, failing: FailingMessage, facts: 
             step += f"; the policy {policy} of the group applies after its last try"
     return Cause(
         code="handler_hangs" if hangs else "handler_fails",
-        text=f"{sentence}; {_who_waits(progress, failing, facts)}",
+        text=f"{sentence}; {_who_waits(progress, failing, facts)}"
+        f"{_others_text(progress, failing, facts)}",
         step=step,
         partitions=(progress.partition_id,),
     )
@@ -486,12 +509,40 @@ def _failing_cause(progress: PartitionProgress, failing: FailingMessage, facts: 
 def _who_waits(progress: PartitionProgress, failing: FailingMessage, facts: Facts) -> str:
     if progress.state is PartitionState.SEALED:
         return "the partitions that continue this one wait until it is handled"
-    if not _holds_up(progress, failing, facts):
-        return (
-            "it has another key, for which this key does not wait; only the oldest failing message "
-            "of a partition is known, so this key may fail as well"
-        )
-    return "later messages of its key wait"
+    if _holds_up(progress, failing, facts):
+        return "later messages of its key wait"
+    text = "it has another key, for which this key does not wait"
+    if failing.others_count == len(failing.others):
+        return text
+    return f"{text}; not every failing message is known, so this key may fail as well"
+
+
+def _others_text(progress: PartitionProgress, failing: FailingMessage, facts: Facts) -> str:
+    """Return how many other messages of the partition fail, and those that failed last."""
+    oldest = progress.failing
+    if oldest is None or not oldest.others_count:
+        return ""
+    known = sorted(
+        (each for each in (oldest, *oldest.others) if each is not failing),
+        key=lambda each: -each.at_ms,
+    )
+    count = oldest.others_count
+    at_least = "at least " if count >= FAILING_COUNTED_MAX - 1 else ""
+    texts = [
+        f"offset {each.offset} of partition "
+        f"{progress.partition_id if each.source is None else each.source} ({each.key_digest}), "
+        f"{_ago(each.at_ms, facts)}, {_error_text(each)}"
+        for each in known[:OTHERS_FAILING_MAX]
+    ]
+    fail = "fails or hangs" if count == 1 else "fail or hang"
+    more = f"{at_least}{counted(count, 'more message')} of the partition {fail}"
+    return f"; {more}, newest error first: {'; '.join(texts)}"
+
+
+def _error_text(failing: FailingMessage) -> str:
+    if failing.running_ms is not None:
+        return f"hangs for {format_age(failing.running_ms)}"
+    return f"{failing.kind}{failing.text and f': {failing.text[:OTHER_TEXT_CHARS_SHOWN]}'}"
 
 
 def _suspects(facts: Facts) -> Iterator[Cause]:
@@ -699,7 +750,7 @@ def _behind(facts: Facts) -> Iterator[Cause]:
         for each in facts.progress
         if each.lag
         and (each.owner is not None or _is_shared(facts))
-        and (each.failing is None or not _holds_up(each, each.failing, facts))
+        and not _is_held_up(each, facts)
         and not facts.unread_parents(each)
         and _concerns(each, facts)
     ]
@@ -955,8 +1006,9 @@ def _clocks(facts: Facts) -> Iterator[Cause]:
 def _is_handled(facts: Facts) -> bool:
     """Return True if the group has acked the newest message of the key in question."""
     if facts.key is None or any(
-        each.failing is not None and each.failing.key_digest == key_digest(facts.key)
-        for each in facts.progress
+        failing.key_digest == key_digest(facts.key)
+        for failing in (_failing_message(each, facts) for each in facts.progress)
+        if failing is not None
     ):
         return False
     for number in sorted((each.partition_id for each in facts.partitions), reverse=True):

@@ -19,7 +19,13 @@ from keylane.protocol.control import (
     WaitingProducer,
 )
 from keylane.protocol.groups import FailurePolicy, GroupPolicy, GroupSettings
-from keylane.protocol.parked import FailingMessage, Failure, ParkedTotals, ParkState
+from keylane.protocol.parked import (
+    FAILING_COUNTED_MAX,
+    FailingMessage,
+    Failure,
+    ParkedTotals,
+    ParkState,
+)
 from keylane.protocol.progress import PendingReset, ResetTo
 from keylane.protocol.reading.newest import NewestMessage
 from keylane.protocol.routing import (
@@ -121,12 +127,6 @@ def test_text_of_users_cannot_move_the_cursor_of_a_terminal():
             ),
         ),
         (
-            EndedMember(client="vm:1", left=True, ended_ms=3_000),
-            1,
-            "no consumer of billing runs: the last one, vm:1, left 3.0 s ago",
-            "start a consumer of orders in the group billing",
-        ),
-        (
             EndedMember(client="vm:1", left=False, ended_ms=3_000, heard_ms=33_000),
             1,
             (
@@ -137,6 +137,12 @@ def test_text_of_users_cannot_move_the_cursor_of_a_terminal():
                 "look whether its process still runs, and at its log; if it has ended, start a "
                 "consumer of orders in the group billing"
             ),
+        ),
+        (
+            EndedMember(client="vm:1", left=True, ended_ms=3_000),
+            1,
+            "no consumer of billing runs: the last one, vm:1, left 3.0 s ago",
+            "start a consumer of orders in the group billing",
         ),
         (
             None,
@@ -574,7 +580,7 @@ def test_key_that_is_handled_is_said_to_be_before_what_else_stands():
 
 
 def test_failing_message_of_another_key_does_not_hide_that_the_key_may_fail():
-    """With several failing keys in a partition, only the oldest message is known."""
+    """An older consumer tells only the oldest failing message of a partition."""
     given = facts(
         WHOLE,
         progress_of=(progress(1, holder="s1", failing=FAILING),),
@@ -584,8 +590,78 @@ def test_failing_message_of_another_key_does_not_hide_that_the_key_may_fail():
     cause = explain(given).causes[1]
     assert cause.code == "handler_fails"
     assert cause.text.endswith(
-        "only the oldest failing message of a partition is known, so this key may fail as well"
+        "; it has another key, for which this key does not wait; not every failing message is "
+        "known, so this key may fail as well"
     )
+    alone = replace(FAILING, others_count=0)
+    known = replace(
+        given, group=replace(given.group, partitions=(progress(1, holder="s1", failing=alone),))
+    )
+    assert explain(known).causes[1].text.endswith("for which this key does not wait")
+
+
+def other_failing(offset: int, key: bytes, at_ms: int, **changes: object) -> FailingMessage:
+    return replace(FAILING, offset=offset, key_digest=key_digest(key), at_ms=at_ms, **changes)
+
+
+OTHERS = (
+    other_failing(9, b"b", 58_000, text="no such town"),
+    other_failing(7, b"c", 50_000, running_ms=9_000),
+)
+
+
+@pytest.mark.parametrize(
+    ("others", "count", "text"),
+    [
+        ((), 0, "; later messages of its key wait"),
+        (
+            OTHERS[:1],
+            1,
+            (
+                "; later messages of its key wait; 1 more message of the partition fails or hangs, "
+                f"newest error first: offset 9 of partition 1 ({key_digest(b'b')}), 2.0 s ago "
+                "(00:00:58 UTC), ValueError: no such town"
+            ),
+        ),
+        (
+            OTHERS,
+            40,
+            (
+                "; later messages of its key wait; 40 more messages of the partition fail or hang, "
+                f"newest error first: offset 9 of partition 1 ({key_digest(b'b')}), 2.0 s ago "
+                f"(00:00:58 UTC), ValueError: no such town; offset 7 of partition 1 "
+                f"({key_digest(b'c')}), 10 s ago (00:00:50 UTC), hangs for 9.0 s"
+            ),
+        ),
+        (OTHERS[:1], FAILING_COUNTED_MAX - 1, f"; at least {FAILING_COUNTED_MAX - 1:,} more"),
+    ],
+)
+def test_messages_that_fail_after_the_oldest_are_counted_with_their_newest_errors(
+    others: tuple[FailingMessage, ...], count: int, text: str
+):
+    failing = replace(FAILING, others=others, others_count=count)
+    given = facts(WHOLE, progress_of=(progress(1, holder="s1", failing=failing),), now_ms=60_000)
+    told = explain(given).causes[0].text
+    assert text in told
+    assert count or told.endswith(text)
+
+
+def test_failing_message_of_the_key_in_question_is_named_before_an_older_one():
+    failing = replace(FAILING, others=OTHERS, others_count=2)
+    given = facts(
+        WHOLE,
+        progress_of=(progress(1, holder="s1", failing=failing),),
+        now_ms=60_000,
+        key=b"b",
+        newest={1: newest(9, acked=False)},
+    )
+    [cause] = explain(given).causes
+    assert cause.code == "handler_fails"
+    assert "with offset 9 of partition 1 (this key)" in cause.text
+    assert (
+        "2 more messages of the partition fail or hang, newest error first: offset 7" in cause.text
+    )
+    assert cause.text.endswith("(key digest ab), 58 s ago (00:00:02 UTC), ValueError")
 
 
 def test_key_is_not_said_to_be_handled_while_its_youngest_partition_is_not_known():
