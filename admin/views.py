@@ -24,7 +24,13 @@ from ..protocol.operations import OperationView
 from ..protocol.parked import FailingMessage
 from ..protocol.progress import GroupStatus, PendingReset
 from ..protocol.reprocess.holds import HoldView
-from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState
+from ..protocol.routing import (
+    ConsumeStrategy,
+    OrderStrategy,
+    Partition,
+    PartitionState,
+    logical_partition,
+)
 from ..protocol.scheduled.receipt import ScheduledView
 from .hot import find_hot
 
@@ -230,6 +236,28 @@ class GroupDescription(Struct, frozen=True, kw_only=True):
 def sort_by_range(partitions: Iterable[Partition]) -> list[Partition]:
     """Sort partitions by range, parents before children."""
     return sorted(partitions, key=lambda partition: (partition.range_start, partition.partition_id))
+
+
+def silent_partitions(
+    subject: SubjectDescription, *, key: bytes | None = None, partition_id: int | None = None
+) -> dict[int, str]:
+    """
+    Return a dict that maps each partition whose broker has not answered, and that may have messages
+    in question, to the reason.
+
+    Args:
+        key: only messages of this key; None: of any key.
+        partition_id: only messages of this partition; None: of any.
+    """
+    is_anywhere = subject.order_strategy is OrderStrategy.BEST_TRIED and not subject.static
+    number = None if key is None or is_anywhere else logical_partition(key)
+    return {
+        each.partition_id: each.problem
+        for each in subject.partitions
+        if each.problem is not None
+        and partition_id in {None, each.partition_id}
+        and (number is None or each.range_start <= number < each.range_end)
+    }
 
 
 def describe_subject(

@@ -1046,7 +1046,7 @@ def _nothing_wrong(facts: Facts) -> Cause:
         text=f"group {group.group} has acked {what}{where}{only}{began}; a message that its "
         "handler did not see was left out by a filter, was skipped, is older than the group, or "
         "was never stored",
-        step=f"keylane read {group.subject}{_plain_key_option(facts) or ' --from -10m'} shows what "
+        step=f"keylane read {group.subject}{_key_option(facts) or ' --from -10m'} shows what "
         "is stored; compare it with the tags and the filter in the consumer's settings",
         partitions=tuple(each.partition_id for each in facts.progress),
     )
@@ -1069,12 +1069,6 @@ def _lasting(ms: int | None, facts: Facts) -> str:
     not known.
     """
     return "" if ms is None else f" {_for(facts.now_ms - ms, facts)}"
-
-
-def _plain_key_option(facts: Facts) -> str:
-    """Return the option `--key` if a key that needs no quotes is in question, otherwise ""."""
-    option = _key_option(facts)
-    return option if option.startswith(" --key ") else ""
 
 
 def _key_option(facts: Facts) -> str:
