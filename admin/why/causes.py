@@ -46,6 +46,8 @@ TEXT_CHARS_SHOWN = 200
 OTHER_TEXT_CHARS_SHOWN = 80
 CLIENTS_NAMED_MAX = 3
 """The largest number of consumers for which a step has a command each."""
+LATE_MS = 10_000
+"""How long after its delivery time a scheduled message is late, in milliseconds."""
 CLOCK_MS = 5_000
 """How far a clock may be off before it is named, in milliseconds."""
 _PLAIN_WORD = re.compile(r"[\w.][\w.:-]{0,79}", re.ASCII)
@@ -923,7 +925,7 @@ def _scheduled(facts: Facts) -> Iterator[Cause]:
         when = f"comes in {format_age(left_ms)} (at {moment})"
     drop = f"; it will be dropped: {first.drop}" if first.drop else ""
     yield Cause(
-        code="scheduled",
+        code="scheduled_late" if left_ms < -LATE_MS else "scheduled",
         text=f"{counted(total, 'message')} of {facts.group.subject} "
         f"{'waits for its' if total == 1 else 'wait for their'} delivery time; the first "
         f"{when}{drop}",

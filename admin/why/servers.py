@@ -12,6 +12,8 @@ from ..views import BrokerList
 
 UNHEARD = frozenset({"broker_silent", "broker_hangs", "broker_gone"})
 """The codes of causes that are over as soon as the broker is heard again."""
+NOT_WRONG = frozenset({"all_acked", "nothing_stored", "scheduled"})
+"""The codes of causes that only say why there is nothing to do yet."""
 
 
 def numbered(partitions: Iterable[int], otherwise: str = "") -> str:

@@ -33,6 +33,7 @@ from keylane.protocol.routing import (
     PartitionState,
     logical_partition,
 )
+from keylane.protocol.scheduled.receipt import ScheduledPage, ScheduledView
 from keylane.protocol.text import key_digest, printable
 from support.why_facts import (
     FAILING,
@@ -484,6 +485,30 @@ def test_child_waits_for_its_parent_since_it_was_opened():
         "partitions 2, 3, opened 9.0 s ago (00:00:51 UTC), wait until partition 1, which c1 has, is "
         "read to its end"
     )
+
+
+@pytest.mark.parametrize(
+    ("left_ms", "code", "when"),
+    [
+        (90_000, "scheduled", "the first comes in 90 s (at 00:02:30 UTC)"),
+        (-10_000, "scheduled", "the first was due 10 s ago (00:00:50 UTC)"),
+        (-10_001, "scheduled_late", "the first was due 10 s ago (00:00:49 UTC)"),
+    ],
+)
+def test_scheduled_message_is_late_some_seconds_after_its_time(left_ms: int, code: str, when: str):
+    message = ScheduledView(
+        scheduled_id="1",
+        subject="orders",
+        deliver_at_ms=60_000 + left_ms,
+        size_bytes=1,
+        broker_group="g1",
+        due=left_ms <= 0,
+    )
+    page = ScheduledPage(broker_group="g1", count=1, messages=[message])
+    given = facts(WHOLE, progress_of=(read(1),), scheduled=(page,), now_ms=60_000)
+    [cause] = [each for each in explain(given).causes if each.code.startswith("scheduled")]
+    assert cause.code == code
+    assert cause.text.endswith(when)
 
 
 # ── owners ────────────────────────────────────────────────────────────────────────────────────────
