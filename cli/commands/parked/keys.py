@@ -46,17 +46,31 @@ number and last failure are shown.
 
 
 async def list_parked(
-    meta: str, output: OutputFormat, subject: str, group: str, selection: Selection
+    meta: str,
+    output: OutputFormat,
+    subject: str,
+    group: str,
+    selection: Selection,
+    *,
+    limit: int | None,
 ) -> None:
-    """Show the selected parked keys. The exit status is 1 if a partition could not be asked."""
+    """Show the selected parked keys, at most `limit`. The exit status is 1 if a partition could not
+    be asked.
+    """
     async with open_admin(meta) as admin:
         views, unlisted = await from_reachable(
             admin,
             subject,
             group,
             selection,
-            lambda chosen: _views_by_error(admin, subject, group, chosen),
+            lambda chosen: (
+                _views_by_error(admin, subject, group, chosen)
+                if limit is None
+                else _first_views(admin, subject, group, chosen, limit + 1)
+            ),
         )
+    more = limit is not None and len(views) > limit
+    views = views[:limit]
     if output is not OutputFormat.TABLE:
         show_data(output, [key_fields(view) for view in views])
     elif views:
@@ -64,6 +78,8 @@ async def list_parked(
     elif not unlisted:
         description = "no dead letters" if selection.among_dead else "nothing is parked"
         show_line(f"{group} on {subject}: {description}")
+    if more:
+        show_line(f"there are more than these {limit}: --limit shows more", errors=True)
     name_unreached(unlisted)
 
 
@@ -105,6 +121,23 @@ async def from_reachable(
         with contextlib.suppress(NotFoundError):
             found += await ask(replace(selection, partition=partition_id))
     return found, unlisted
+
+
+async def _first_views(
+    admin: Admin, subject: str, group: str, selection: Selection, count: int
+) -> list[ParkedKeyView]:
+    """Return up to `count` of the selected parked keys, and read the keys of no further
+    partition.
+    """
+    views: list[ParkedKeyView] = []
+    async with contextlib.aclosing(
+        admin.parked(subject, group, retrying=True, **selection.arguments)
+    ) as found:
+        async for view in found:
+            views.append(view)
+            if len(views) == count:
+                break
+    return views
 
 
 async def _views_by_error(
