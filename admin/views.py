@@ -195,6 +195,12 @@ class PartitionProgress(Struct, frozen=True, kw_only=True):
     """
     age_ms: int | None = None
     """The time since the partition was opened, in milliseconds; None if unknown."""
+    previous_owner: str | None = None
+    """The consumer that owned it before; None if there was none, or if unknown."""
+    promised_ms: int = 0
+    """How long its broker lets nobody in but its last owner, which could not reach a metaserver, in
+    milliseconds; 0 if it made no such promise.
+    """
 
 
 class GroupDescription(Struct, frozen=True, kw_only=True):
@@ -378,7 +384,7 @@ def _describe_progress(
     group: str, owner: OwnerView, status: PartitionStatus | str
 ) -> PartitionProgress:
     offset = acked_above = next_offset = lag = removed_unread = parked = retrying = failing = None
-    suspects, holder = 0, None
+    suspects, holder, promised_ms = 0, None, 0
     if isinstance(status, PartitionStatus):
         # A broker learns about a group with its first pull, which starts at the first stored
         # message.
@@ -390,7 +396,7 @@ def _describe_progress(
                 removed_unread, parked = progress.removed_unread, progress.parked
                 retrying = progress.retrying
                 failing, suspects = progress.failing, progress.suspects
-                holder = progress.holder
+                holder, promised_ms = progress.holder, progress.promised_ms
     return PartitionProgress(
         partition_id=owner.partition.partition_id,
         name=owner.partition.name,
@@ -413,6 +419,8 @@ def _describe_progress(
         suspects=suspects,
         problem=status if isinstance(status, str) else None,
         age_ms=owner.age_ms,
+        previous_owner=owner.previous_client,
+        promised_ms=promised_ms,
     )
 
 

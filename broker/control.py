@@ -270,6 +270,10 @@ class BrokerControl:
         limited = self._limited(status.subject)
         return replace(
             self._add_rate(status, now_ms),
+            groups=tuple(
+                replace(each, promised_ms=self._store.promise_left_ms(partition.groups[each.group]))
+                for each in status.groups
+            ),
             stored_bytes=stored_bytes,
             limited_by=limited.limit,
             limited_ms=limited.left_ms,

@@ -451,6 +451,8 @@ class OwnerView(Struct, frozen=True, kw_only=True):
     """
     age_ms: int | None = None
     """The time since the partition was opened, in milliseconds; None if not known."""
+    previous_client: str | None = None
+    """The client that owned it before; None if there was none, or if not known."""
 
 
 class GroupMember(Struct, frozen=True, kw_only=True):

@@ -176,6 +176,10 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     """True if children have begun to adopt the parked messages, because the group has drained the
     partition.
     """
+    promised_ms: int = 0
+    """For how long the owner, which could not reach a metaserver, was promised that nobody else is
+    let in, in milliseconds from now; 0 if it was not. Not set in a page of partitions.
+    """
 
 
 class SetCursor(Struct, frozen=True, kw_only=True):

@@ -339,6 +339,29 @@ def _cut_off(facts: Facts) -> Iterator[Cause]:
             )
 
 
+def _promised(facts: Facts) -> Iterator[Cause]:
+    """Partitions whose brokers let nobody in, because of a promise to the owner before."""
+    for each in facts.progress:
+        if not _waits_for_promise(each) or not _concerns(each, facts):
+            continue
+        waits = "nobody is let in to" if each.owner is None else f"consumer {each.owner} waits for"
+        before = f", {each.previous_owner}," if each.previous_owner else ""
+        yield Cause(
+            code="promised",
+            text=f"{waits} partition {each.partition_id}: broker group {each.broker_group} has "
+            f"promised the owner before{before} which cannot reach a metaserver, that nobody else "
+            f"gets it for {format_seconds(each.promised_ms)}; until then that one may handle its "
+            "messages",
+            step="wait: the promise ends by itself, or when that consumer hands over; check the "
+            "network between it and the metaservers",
+            partitions=(each.partition_id,),
+        )
+
+
+def _waits_for_promise(progress: PartitionProgress) -> bool:
+    return progress.promised_ms > 0 and progress.holder != progress.session
+
+
 def _not_granted(facts: Facts) -> Iterator[Cause]:
     settings = facts.group.settings
     numbers = {each.partition_id for each in facts.progress if each.owner is None}
@@ -411,6 +434,7 @@ def _not_read(facts: Facts) -> Iterator[Cause]:
             or not each.lag
             or each.holder == each.session
             or each.failing is not None
+            or _waits_for_promise(each)
             or facts.unread_parents(each)
             or not _concerns(each, facts)
         ):
@@ -1103,6 +1127,7 @@ RULES: tuple[Callable[[Facts], Iterator[Cause]], ...] = (
     _parked,
     _redriven,
     _retried,
+    _promised,
     _not_granted,
     _hand_over,
     _unowned,

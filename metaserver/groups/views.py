@@ -262,6 +262,7 @@ def read_group(connection: Connection, subject: str, group: str) -> GroupView:
                 expires_in_ms=None if session is None else max(0, session.left_ms),
                 hands_over_to=None if heir is None else heir.client,
                 age_ms=ages_ms.get(partition.partition_id),
+                previous_client=None if lease is None else lease.previous_client,
             )
         )
     return GroupView(

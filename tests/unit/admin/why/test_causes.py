@@ -525,6 +525,35 @@ def test_owner_that_does_not_show_up_at_the_broker_is_named():
     assert codes(given) == ["not_read", "behind"]
 
 
+@pytest.mark.parametrize(
+    ("owner", "session", "holder", "text"),
+    [
+        ("c2", "s2", "s1", "consumer c2 waits for partition 1: broker group g1 has promised"),
+        (None, None, "s1", "nobody is let in to partition 1: broker group g1 has promised"),
+        ("c1", "s1", "s1", None),
+    ],
+)
+def test_promise_to_the_owner_before_is_named_while_another_waits(
+    owner: str | None, session: str | None, holder: str, text: str | None
+):
+    waiting = progress(
+        1,
+        owner=owner,
+        session=session,
+        holder=holder,
+        previous_owner="c1",
+        promised_ms=12_000,
+    )
+    found = explain(facts(WHOLE, progress_of=(waiting,))).causes
+    told = [each for each in found if each.code == "promised"]
+    assert [each.text.startswith(text) for each in told] == ([True] if text else [])
+    if told:
+        assert found[0] is told[0]
+        assert "the owner before, c1, which cannot reach a metaserver" in told[0].text
+        assert "nobody else gets it for 12 s" in told[0].text
+        assert "not_read" not in {each.code for each in found}
+
+
 def test_partition_whose_start_is_not_stored_is_not_blamed_on_an_ended_lease():
     given = facts(WHOLE, progress_of=(progress(1, owner=None, session=None),))
     assert codes(given) == ["no_owner"]

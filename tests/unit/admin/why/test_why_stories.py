@@ -281,6 +281,35 @@ async def test_why_names_a_consumer_that_cannot_reach_a_broker(keylane_cluster: 
     assert re.search(r"it has got nothing of partition 1 for \d", first(found))
 
 
+async def test_why_names_the_promise_to_an_owner_that_reaches_no_metaserver(
+    keylane_cluster: VirtualCluster,
+):
+    async def take_long(_message: Message) -> None:
+        await asyncio.sleep(1_000)
+
+    await keylane_cluster.create_subject(SUBJECT, partitions=1)
+    owner = consume(keylane_cluster, take_long)
+    await send(keylane_cluster, "a")
+    await until_first(keylane_cluster, "handler_hangs")
+    consume(keylane_cluster)
+    keylane_cluster.cut(owner, keylane_cluster.metaserver)
+
+    async def is_named() -> bool:
+        return "promised" in {each.code for each in (await why(keylane_cluster)).causes}
+
+    await keylane_cluster.until(is_named, every_s=0.5)
+    explained = await why(keylane_cluster)
+    codes = [each.code for each in explained.causes]
+    [cause] = [each for each in explained.causes if each.code == "promised"]
+    assert re.match(
+        r"consumer \S+ waits for partition 1: broker group g0 has promised the owner before, "
+        r"\S+, which cannot reach a metaserver, that nobody else gets it for \d+(\.\d)? s; ",
+        cause.text,
+    )
+    assert "not_read" not in codes
+    keylane_cluster.heal()
+
+
 async def test_why_names_a_producer_that_cannot_reach_a_broker(keylane_cluster: VirtualCluster):
     async def produce() -> None:
         async with Producer(keylane_cluster.address) as producer:
