@@ -40,7 +40,14 @@ from ..parked_views import ParkedKeyView
 from ..views import PartitionProgress
 from .facts import Facts
 from .lag import is_stuck
-from .servers import numbered, refusing_broker, silent_broker, unheard_broker, waiting_operation
+from .servers import (
+    no_take_over,
+    numbered,
+    refusing_broker,
+    silent_broker,
+    unheard_broker,
+    waiting_operation,
+)
 
 TEXT_CHARS_SHOWN = 200
 OTHER_TEXT_CHARS_SHOWN = 80
@@ -210,6 +217,9 @@ def _silent(facts: Facts, names: set[str]) -> Iterator[Cause]:
         else:
             why, accepts = facts.silent[name], facts.accepts.get(name, True)
             yield unheard_broker(name, why, broker, partitions, accepts=accepts)
+        is_gone = broker is not None and not (broker.available and facts.accepts.get(name, True))
+        if broker is not None and is_gone and (cause := no_take_over(broker, partitions)):
+            yield cause
 
 
 def _refusing(facts: Facts) -> Iterator[Cause]:

@@ -10,7 +10,7 @@ from ...protocol.text import format_age, format_time, listed
 from ...protocol.why import Cause
 from ..views import BrokerList
 
-UNHEARD = frozenset({"broker_silent", "broker_hangs", "broker_gone"})
+UNHEARD = frozenset({"broker_silent", "broker_hangs", "broker_gone", "no_take_over"})
 """The codes of causes that are over as soon as the broker is heard again."""
 NOT_WRONG = frozenset({"all_acked", "nothing_stored", "scheduled"})
 """The codes of causes that only say why there is nothing to do yet."""
@@ -37,6 +37,8 @@ def server_causes(
         name = broker.broker_group
         if not broker.available:
             yield name, silent_broker(broker, accepts=name in hanging)
+            if (cause := no_take_over(broker)) is not None:
+                yield name, cause
         elif not broker.writable:
             yield name, refusing_broker(broker, broker.problem)
         if broker.folders < broker.folders_wanted:
@@ -72,6 +74,42 @@ def silent_broker(
         step=step,
         partitions=tuple(partitions),
     )
+
+
+def no_take_over(broker: BrokerView, partitions: Sequence[int] = ()) -> Cause | None:
+    """Return the cause for a broker that is gone, and whose place no copy has taken; None if it has
+    no copies.
+    """
+    name = broker.broker_group
+    step = (
+        f"start the broker at {broker.address} again; if its folder is lost for good, and what the "
+        "copy lacks may be lost too: keylane broker promote DIR"
+    )
+    if broker.promoted:
+        text = f"copy {broker.promoted} got the place of broker group {name}, and serves nobody yet"
+        step = "look at the log and the process of this copy; keylane broker list"
+    elif broker.refused_copies:
+        text = f"no copy takes the place of broker group {name}: " + "; ".join(
+            f"copy {copy_id} was refused, because {problem}"
+            for copy_id, problem in sorted(broker.refused_copies.items())
+        )
+    elif broker.copies:
+        one = len(broker.copies) == 1
+        text = (
+            f"{'copy' if one else 'copies'} {listed(broker.copies)} of broker group {name} "
+            f"{'has' if one else 'have'} everything that was acked, and "
+            f"{'does not ask' if one else 'do not ask'} for its place: not running, cut off from "
+            "the metaservers, or without failover"
+        )
+        step = "start it with --failover true; or stop it, then: keylane broker promote DIR"
+    elif broker.folders_wanted > 1:
+        text = (
+            f"no copy takes the place of broker group {name}: acks waited for none when it was "
+            "last heard, so each may lack acked messages"
+        )
+    else:
+        return None
+    return Cause(code="no_take_over", text=text, step=step, partitions=tuple(partitions))
 
 
 def unheard_broker(

@@ -95,6 +95,7 @@ from .accepted import (
     read_accepted_fence,
 )
 from .creations import fail_creation, replan_creation
+from .recent import Recent
 from .waiting_producers import WaitingProducers
 
 log = logging.getLogger("keylane.metaserver")
@@ -130,6 +131,10 @@ class _Creation:
     hosted: set[int] = field(default_factory=set)
     """Ids of the partitions that are already hosted."""
     task: asyncio.Task[None] | None = None
+
+
+def _now_ms() -> float:
+    return asyncio.get_running_loop().time() * 1000
 
 
 class Catalogue:
@@ -168,7 +173,9 @@ class Catalogue:
         """Maps each broker group to the ids of those partitions whose consumer groups were never
         announced.
         """
-        self.waiting_producers = WaitingProducers(lambda: asyncio.get_running_loop().time() * 1000)
+        self.waiting_producers = WaitingProducers(_now_ms)
+        self._refused_copies: Recent[tuple[str, str], str] = Recent(_now_ms)
+        """By broker group and copy, why the copy did not get the broker's place when it asked."""
         self._creations: dict[int, _Creation] = {}
         """Maps each subject id to its running creation."""
 
@@ -368,15 +375,20 @@ class Catalogue:
         if broker is not None and broker.alive:
             is_offered = (await self.read_copies(broker_group)).handing_to == request.copy_id
             is_gone = not is_offered and await self._is_gone(broker.address)
-        stored = await self._database.write_urgent(
-            promote_copy,
-            broker_group,
-            PromoteCopy(
-                copy_id=request.copy_id, broker_id=request.broker_id, log_end=request.log_end
-            ),
-            gone_from=broker.address if is_gone and broker is not None else "",
-            start_ms=TAKE_OVER_START_MS,
-        )
+        try:
+            stored = await self._database.write_urgent(
+                promote_copy,
+                broker_group,
+                PromoteCopy(
+                    copy_id=request.copy_id, broker_id=request.broker_id, log_end=request.log_end
+                ),
+                gone_from=broker.address if is_gone and broker is not None else "",
+                start_ms=TAKE_OVER_START_MS,
+            )
+        except (ConflictError, FolderRefusedError) as error:
+            if error.reason is not Reason.BROKER_SERVES:
+                self._refused_copies.note((broker_group, request.copy_id), error.message)
+            raise
         log.warning(
             "copy %s takes the place of the broker of group %s%s, in term %d",
             request.copy_id,
@@ -385,6 +397,16 @@ class Catalogue:
             stored.term,
         )
         return stored
+
+    def refused_copies(self, broker_group: str) -> dict[str, str]:
+        """Return a dict that maps each copy that has lately asked this metaserver for the place of
+        a broker in vain to the reason.
+        """
+        return {
+            copy_id: problem
+            for (group, copy_id), problem in self._refused_copies.items()
+            if group == broker_group
+        }
 
     async def hand_over(self, broker_group: str, request: HandOver) -> HandedOver:
         """

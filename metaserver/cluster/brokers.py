@@ -532,6 +532,7 @@ def broker_views(connection: Connection) -> list[BrokerView]:
             (calendar_ms() - brokers.c.refusing_since).label("refusing_ms"),
             sa.func.coalesce(copy_sets.c.wanted, 1).label("wanted"),
             sa.func.coalesce(copy_sets.c.members, "[]").label("members"),
+            sa.func.coalesce(copy_sets.c.promoted, "").label("promoted"),
             sa.exists()
             .where(
                 partitions.c.broker_group == brokers.c.broker_group,
@@ -553,9 +554,11 @@ def broker_views(connection: Connection) -> list[BrokerView]:
             writable=bool(row.writable),
             problem=row.problem,
             folders_wanted=row.wanted,
-            folders=1 + len(msgspec.json.decode(row.members)),
+            folders=1 + len(members := msgspec.json.decode(row.members)),
             has_partitions=bool(row.has_partitions),
             refusing_ms=None if row.refusing_ms is None else max(0, row.refusing_ms),
+            copies=tuple(members),
+            promoted=row.promoted,
         )
         for row in connection.execute(query)
     ]

@@ -130,13 +130,10 @@ async def _first_views(
     partition.
     """
     views: list[ParkedKeyView] = []
-    async with contextlib.aclosing(
-        admin.parked(subject, group, retrying=True, **selection.arguments)
-    ) as found:
-        async for view in found:
-            views.append(view)
-            if len(views) == count:
-                break
+    async for view in admin.parked(subject, group, retrying=True, **selection.arguments):
+        views.append(view)
+        if len(views) == count:
+            break
     return views
 
 

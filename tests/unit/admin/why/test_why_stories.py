@@ -12,6 +12,7 @@ from keylane import Consumer, ConsumerSettings, Message, Producer
 from keylane.admin import Admin, Explanation
 from keylane.admin.why.asking import ask_why
 from keylane.errors import (
+    ConflictError,
     GroupUnknownError,
     InvalidRequestError,
     OverloadedError,
@@ -19,7 +20,9 @@ from keylane.errors import (
 )
 from keylane.metaserver.why import AT_ONCE_MAX
 from keylane.protocol import endpoints
+from keylane.protocol.copies import TakeOver
 from keylane.rpc.client import BrokerClient, MetaClient
+from keylane.rpc.environment import environment_of
 from keylane.testing import ClientProgram, VirtualCluster
 
 SUBJECT, GROUP = "orders", "billing"
@@ -165,6 +168,59 @@ async def test_why_names_a_silent_broker(keylane_cluster: VirtualCluster):
     found = await until_first(keylane_cluster, "broker_silent")
     assert "keylane broker list" in found.causes[0].step
     assert found.unknown
+
+
+def no_take_over(explanation: Explanation) -> str:
+    """Why no copy takes the place of a broker, which is told after the broker itself."""
+    place = [each.code for each in explanation.causes].index("no_take_over")
+    assert explanation.causes[place - 1].code in {"broker_silent", "broker_gone"}
+    return explanation.causes[place].text
+
+
+@pytest.mark.keylane(copies=2)
+async def test_why_names_the_copy_that_does_not_ask_for_the_place_of_its_broker(
+    keylane_cluster: VirtualCluster,
+):
+    """It follows without failover."""
+    await keylane_cluster.create_subject(SUBJECT, partitions=1)
+    await join(keylane_cluster)
+    async with Admin(keylane_cluster.address) as admin:
+        (copy_id,) = (await admin.copies("g0")).members
+    keylane_cluster.brokers[0].kill()
+    found = await until_first(keylane_cluster, "broker_silent")
+    assert no_take_over(found).startswith(
+        f"copy {copy_id} of broker group g0 has everything that was acked, and does not ask"
+    )
+
+
+@pytest.mark.keylane(copies=2)
+async def test_why_names_what_a_copy_lacks_that_was_refused_the_place_of_its_broker(
+    keylane_cluster: VirtualCluster,
+):
+    await keylane_cluster.create_subject(SUBJECT, partitions=1)
+    await join(keylane_cluster)
+    (broker,) = keylane_cluster.brokers
+    health = await BrokerClient(environment_of(None).network, broker.address).health()
+    keylane_cluster.copies[0].kill()
+    async with Admin(keylane_cluster.address) as admin:
+
+        async def is_left_out() -> bool:
+            return not (await admin.copies("g0")).members
+
+        await send(keylane_cluster, "a")
+        await keylane_cluster.until(is_left_out)
+    broker.kill()
+    found = await until_first(keylane_cluster, "broker_silent")
+    assert "acks waited for none when it was last heard" in no_take_over(found)
+    meta = MetaClient(environment_of(None).network, [keylane_cluster.address])
+    request = TakeOver(copy_id="c" * 32, broker_id=health.details["broker_id"], log_end=64)
+    with pytest.raises(ConflictError):
+        await meta.call(endpoints.TAKE_OVER, request, group="g0")
+    text = no_take_over(await why(keylane_cluster))
+    assert text.startswith(
+        f"no copy takes the place of broker group g0: copy {'c' * 32} was refused, because the copy"
+    )
+    assert "it may lack acked messages" in text
 
 
 async def test_silent_broker_hangs_only_while_its_process_is_there(
