@@ -470,7 +470,7 @@ def _is_shared(facts: Facts) -> bool:
 def _failing(facts: Facts) -> Iterator[Cause]:
     for each in facts.progress:
         failing = _failing_message(each, facts)
-        if failing is not None and _is_held_up(each, facts):
+        if failing is not None and _holds_up(each, failing, facts):
             yield _failing_cause(each, failing, facts)
 
 

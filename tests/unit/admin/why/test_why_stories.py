@@ -171,7 +171,7 @@ async def test_why_names_a_silent_broker(keylane_cluster: VirtualCluster):
 
 
 def no_take_over(explanation: Explanation) -> str:
-    """Why no copy takes the place of a broker, which is told after the broker itself."""
+    """Why no copy takes the place of a broker; it comes after the broker itself."""
     place = [each.code for each in explanation.causes].index("no_take_over")
     assert explanation.causes[place - 1].code in {"broker_silent", "broker_gone"}
     return explanation.causes[place].text
