@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from .protocol.errors import MissingExtraError
 from .rpc.operating.client_counts import CONSUMERS, PRODUCERS, ConsumerCounts, ProducerCounts
-from .rpc.operating.metrics import Labels, counter, gauge, histogram, labelled
+from .rpc.operating.metrics import Labels, counter, gauge, histogram, histograms, labelled
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
@@ -111,6 +111,11 @@ def _collect_consumers() -> Iterable[Metric]:
     for name, field, text in _CONSUMER_COUNTS:
         values = {labels: getattr(total, field) for labels, total in totals.items()}
         yield labelled(f"keylane_consumer_{name}_total", text, values, counts=True)
+    yield histograms(
+        "keylane_consumer_handler_seconds",
+        "How long a call of the handler took, also one that failed.",
+        {labels: total.handling for labels, total in totals.items()},
+    )
     yield labelled("keylane_consumer_partitions", "Partitions that the consumers have.", partitions)
     yield labelled(
         "keylane_consumer_lag_messages", "Messages of these partitions from the cursors on.", lags

@@ -24,7 +24,13 @@ from ..protocol.operations import OperationView
 from ..protocol.parked import FailingMessage
 from ..protocol.progress import GroupStatus, PendingReset
 from ..protocol.reprocess.holds import HoldView
-from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState
+from ..protocol.routing import (
+    ConsumeStrategy,
+    OrderStrategy,
+    Partition,
+    PartitionState,
+    logical_partition,
+)
 from ..protocol.scheduled.receipt import ScheduledView
 from .hot import find_hot
 
@@ -187,6 +193,14 @@ class PartitionProgress(Struct, frozen=True, kw_only=True):
     """Number of messages that two successive owners had pulled when each of them died without a
     handover. The next owner handles them one at a time, for up to 30 s.
     """
+    age_ms: int | None = None
+    """The time since the partition was opened, in milliseconds; None if unknown."""
+    previous_owner: str | None = None
+    """The consumer that owned it before; None if there was none, or if unknown."""
+    promised_ms: int = 0
+    """How long its broker lets nobody in but its last owner, which could not reach a metaserver, in
+    milliseconds; 0 if it made no such promise.
+    """
 
 
 class GroupDescription(Struct, frozen=True, kw_only=True):
@@ -228,6 +242,28 @@ class GroupDescription(Struct, frozen=True, kw_only=True):
 def sort_by_range(partitions: Iterable[Partition]) -> list[Partition]:
     """Sort partitions by range, parents before children."""
     return sorted(partitions, key=lambda partition: (partition.range_start, partition.partition_id))
+
+
+def silent_partitions(
+    subject: SubjectDescription, *, key: bytes | None = None, partition_id: int | None = None
+) -> dict[int, str]:
+    """
+    Return a dict that maps each partition whose broker has not answered, and that may have messages
+    in question, to the reason.
+
+    Args:
+        key: only messages of this key; None: of any key.
+        partition_id: only messages of this partition; None: of any.
+    """
+    is_anywhere = subject.order_strategy is OrderStrategy.BEST_TRIED and not subject.static
+    number = None if key is None or is_anywhere else logical_partition(key)
+    return {
+        each.partition_id: each.problem
+        for each in subject.partitions
+        if each.problem is not None
+        and partition_id in {None, each.partition_id}
+        and (number is None or each.range_start <= number < each.range_end)
+    }
 
 
 def describe_subject(
@@ -348,7 +384,7 @@ def _describe_progress(
     group: str, owner: OwnerView, status: PartitionStatus | str
 ) -> PartitionProgress:
     offset = acked_above = next_offset = lag = removed_unread = parked = retrying = failing = None
-    suspects, holder = 0, None
+    suspects, holder, promised_ms = 0, None, 0
     if isinstance(status, PartitionStatus):
         # A broker learns about a group with its first pull, which starts at the first stored
         # message.
@@ -360,7 +396,7 @@ def _describe_progress(
                 removed_unread, parked = progress.removed_unread, progress.parked
                 retrying = progress.retrying
                 failing, suspects = progress.failing, progress.suspects
-                holder = progress.holder
+                holder, promised_ms = progress.holder, progress.promised_ms
     return PartitionProgress(
         partition_id=owner.partition.partition_id,
         name=owner.partition.name,
@@ -382,6 +418,9 @@ def _describe_progress(
         failing=failing,
         suspects=suspects,
         problem=status if isinstance(status, str) else None,
+        age_ms=owner.age_ms,
+        previous_owner=owner.previous_client,
+        promised_ms=promised_ms,
     )
 
 

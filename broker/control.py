@@ -46,6 +46,7 @@ from ..protocol.reading.bounds import AskBounds, BoundsList, BoundsOf, Partition
 from ..protocol.reading.newest import NewestMessage
 from ..protocol.reprocess.holds import Held, SetHold
 from ..protocol.text import parse_number
+from ..rpc.access.pacing import NOT_LIMITED, Limited
 from ..rpc.operating.probes import probe_routes
 from ..rpc.server import ControlRoute, Params, whole_number
 from .answering.newest import find_newest
@@ -132,15 +133,15 @@ same reason.
 """
 
 
-def no_quotas(_subject: str) -> tuple[str, int]:
+def no_quotas(_subject: str) -> Limited:
     """Return that no call waits for a quota."""
-    return "", 0
+    return NOT_LIMITED
 
 
 class BrokerControl:
     """Answers control calls from a store's state. `registration`, `retention`, `refusal` and
     `waits_for_copies` return the current problem, or "" if there is none; `limited` the quota that
-    delays calls about a subject, and for how long, in milliseconds.
+    delays calls about a subject.
     """
 
     def __init__(
@@ -160,7 +161,7 @@ class BrokerControl:
         copies: Callable[[], Mapping[str, object]] = dict,
         site: Site = NOWHERE,
         waits_for_copies: Callable[[], str] = lambda: "",
-        limited: Callable[[str], tuple[str, int]] = no_quotas,
+        limited: Callable[[str], Limited] = no_quotas,
         metaservers: Sequence[str] = (),
     ) -> None:
         self._store = store
@@ -274,12 +275,17 @@ class BrokerControl:
                 stored_bytes = await self._store.stored_bytes(partition)
         now_ms = self._clock.boot_ms()
         status = partition.status(now_ms=now_ms, group=params.get("group"))
-        limited_by, limited_ms = self._limited(status.subject)
+        limited = self._limited(status.subject)
         return replace(
             self._add_rate(status, now_ms),
+            groups=tuple(
+                replace(each, promised_ms=self._store.promise_left_ms(partition.groups[each.group]))
+                for each in status.groups
+            ),
             stored_bytes=stored_bytes,
-            limited_by=limited_by,
-            limited_ms=limited_ms,
+            limited_by=limited.limit,
+            limited_ms=limited.left_ms,
+            limited_for_ms=limited.for_ms,
             unsealable=_seal_problem(self._store, partition),
             holds=self._store.holds.list_views(partition),
         )

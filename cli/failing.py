@@ -51,6 +51,9 @@ def failing_lines(
         f"{format_time(failing.since_ms)}: {cause} ({counted(failing.attempts, 'try', 'tries')}, "
         f"last at {format_time(failing.at_ms)}, consumer {failing.client or 'without a name'})"
     )
+    if failing.others_count:
+        count = counted(failing.others_count, "more message")
+        summary += f"; {count} of it {'fails' if failing.others_count == 1 else 'fail'} too"
     return summary, shown_by, _advice(subject, group, partition_id, failing, policy, owned=owned)
 
 

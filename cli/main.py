@@ -449,6 +449,9 @@ def read(
     key: Annotated[
         str | None, Option(help="Only messages of this order key, in its order.")
     ] = None,
+    key_hex: Annotated[
+        str | None, Option(metavar="HEX", help="Only this order key, in hexadecimal.")
+    ] = None,
     tag: TagOption = None,
     partition: Annotated[int | None, Option(min=1, help="Only the partition with this id.")] = None,
     count: CountOption = None,
@@ -464,7 +467,11 @@ def read(
     ] = False,
     common: CommonOptions,
 ) -> None:
-    """Print messages of a subject by time, offset and key; no group, no lock, no acks."""
+    """Print messages of a subject by time, offset and key; no group, no lock, no acks.
+
+    While a broker is away, those of the others are printed, and the exit status is 1.
+    """
+    from .commands.parked.selection import named_key
     from .commands.read import read_subject
 
     common.run(
@@ -472,7 +479,7 @@ def read(
         subject,
         start=start,
         stop=stop,
-        key=key,
+        key=named_key(key, key_hex),
         tags=tag,
         partition=partition,
         limit=count,

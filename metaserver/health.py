@@ -46,7 +46,13 @@ class HealthyDatabase(Database, Protocol):
 class MetaserverHealth:
     """The health of one metaserver."""
 
-    def __init__(self, database: HealthyDatabase, member: ClusterMember | None) -> None:
+    def __init__(
+        self,
+        database: HealthyDatabase,
+        member: ClusterMember | None,
+        refused_copies: Callable[[str], dict[str, str]],
+    ) -> None:
+        self._refused_copies = refused_copies
         self._database = database
         self._member = member
         self._cache = CachedRead(self._read)
@@ -77,7 +83,10 @@ class MetaserverHealth:
         """Read the health from the database. Raises StorageError."""
         problem = await self._database.problem()
         cluster = None if self._member is None else await self._member.read_state()
-        brokers = await self._database.read(broker_views)
+        brokers = [
+            replace(view, refused_copies=self._refused_copies(view.broker_group))
+            for view in await self._database.read(broker_views)
+        ]
         refused_brokers = await self._database.read(refused_views)
         loss_error = await self._database.read(database_lost_error)
         details = {

@@ -153,7 +153,7 @@ def build_services(
         quick_duties=(announcer.run_once, starts.resume, resets.resume),
         background=(agreement.run, BrokerWatch(database).run, balancer.run),
     )
-    health = MetaserverHealth(database, member)
+    health = MetaserverHealth(database, member, catalogue.refused_copies)
     routes = control_routes(
         database,
         network,

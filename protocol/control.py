@@ -457,6 +457,10 @@ class OwnerView(Struct, frozen=True, kw_only=True):
     """The consumer that gets the partition as soon as the owner has handed it over; None if it need
     not.
     """
+    age_ms: int | None = None
+    """The time since the partition was opened, in milliseconds; None if not known."""
+    previous_client: str | None = None
+    """The client that owned it before; None if there was none, or if not known."""
 
 
 class GroupMember(Struct, frozen=True, kw_only=True):
@@ -477,6 +481,10 @@ class GroupMember(Struct, frozen=True, kw_only=True):
     """The broker groups to which it cannot connect although the cluster reports them as alive."""
     session: str = ""
     """The id of its session; "" if not reported."""
+    unreached_ms: tuple[int, ...] = ()
+    """For each of `unreached`, the time since it reported that first, in milliseconds; () if not
+    known.
+    """
 
 
 class EndedMember(Struct, frozen=True, kw_only=True):
@@ -489,6 +497,8 @@ class EndedMember(Struct, frozen=True, kw_only=True):
     """True if it left the group; False if it sent no heartbeat for the duration of its ttl."""
     ended_ms: int | None = None
     """The time since then, in milliseconds; None if unknown."""
+    heard_ms: int | None = None
+    """The time since its last heartbeat, in milliseconds; None if unknown."""
 
 
 class GivenUpPartition(Struct, frozen=True, kw_only=True):
@@ -739,6 +749,8 @@ class PartitionStatus(Struct, frozen=True, kw_only=True):
     """In the response to a seal, an upper bound of the times of the partition's messages, in
     milliseconds since 1970; 0 if not reported.
     """
+    limited_for_ms: int = 0
+    """The time since calls began to wait for `limited_by`, in milliseconds."""
 
 
 class TimeBound(enum.StrEnum):

@@ -82,6 +82,8 @@ class PendingReset(Struct, frozen=True, kw_only=True):
     """True if cursors may already be set. The reset can then no longer be canceled."""
     waits_for: tuple[str, ...] = ()
     """The names of the consumers that have not handed over all their partitions."""
+    asked_ms: int | None = None
+    """The time since it was asked for, in milliseconds; None if not known."""
 
 
 class CursorView(Struct, frozen=True, kw_only=True):
@@ -173,6 +175,10 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     frozen: bool = False
     """True if children have begun to adopt the parked messages, because the group has drained the
     partition.
+    """
+    promised_ms: int = 0
+    """For how long the owner, which could not reach a metaserver, was promised that nobody else is
+    let in, in milliseconds from now; 0 if it was not. Not set in a page of partitions.
     """
 
 

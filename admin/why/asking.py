@@ -236,7 +236,8 @@ class _Question:
             newest=self._newest,
             parked=tuple(self._parked or self._adopted),
             parked_totals=self._totals,
-            is_parked_partial=self._is_parked_partial,
+            is_parked_partial=self._is_parked_partial
+            or len(self._statuses) < len(self._partitions),
             brokers=tuple(each for each in self._brokers if each.broker_group in groups),
             health=self._health,
             silent={name: why for name, why in silent.items() if name in groups},
@@ -363,6 +364,7 @@ class _Question:
         number = partition.partition_id
         page = await self._answered_parked(broker, partition, self._key)
         if page is None:
+            self._is_parked_partial = True
             return
         views = [to_parked_view(number, each) for each in page.keys]
         if page.more:

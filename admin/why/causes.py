@@ -15,9 +15,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from ...protocol.control import BrokerView, GroupMember
+from ...protocol.control import BrokerView, EndedMember, GroupMember
 from ...protocol.groups import FailurePolicy
-from ...protocol.parked import FailingMessage, ParkedTotals, ParkState
+from ...protocol.parked import (
+    FAILING_COUNTED_MAX,
+    OTHERS_FAILING_MAX,
+    FailingMessage,
+    ParkedTotals,
+    ParkState,
+)
 from ...protocol.routing import ConsumeStrategy, PartitionState
 from ...protocol.text import (
     counted,
@@ -34,11 +40,21 @@ from ..parked_views import ParkedKeyView
 from ..views import PartitionProgress
 from .facts import Facts
 from .lag import is_stuck
-from .servers import numbered, refusing_broker, silent_broker, unheard_broker, waiting_operation
+from .servers import (
+    no_take_over,
+    numbered,
+    refusing_broker,
+    silent_broker,
+    unheard_broker,
+    waiting_operation,
+)
 
 TEXT_CHARS_SHOWN = 200
+OTHER_TEXT_CHARS_SHOWN = 80
 CLIENTS_NAMED_MAX = 3
 """The largest number of consumers for which a step has a command each."""
+LATE_MS = 10_000
+"""How long after its delivery time a scheduled message is late, in milliseconds."""
 CLOCK_MS = 5_000
 """How far a clock may be off before it is named, in milliseconds."""
 _PLAIN_WORD = re.compile(r"[\w.][\w.:-]{0,79}", re.ASCII)
@@ -73,19 +89,28 @@ def _suspended(facts: Facts) -> Iterator[Cause]:
     if settings.suspended:
         yield Cause(
             code="group_suspended",
-            text=f"an operator has suspended {group.group}: its consumers get nothing",
+            text=f"an operator {_suspended_when(settings.suspended_ms, group.group, facts)}: its "
+            "consumers get nothing",
             step=f"keylane group resume {group.subject} {group.group}",
         )
     elif settings.suspended_clients and group.members and all(m.suspended for m in group.members):
         names = listed(settings.suspended_clients)
+        whom = f"every running consumer of {group.group}"
         yield Cause(
             code="clients_suspended",
-            text=f"an operator has suspended every running consumer of {group.group}: {names}",
+            text=f"an operator {_suspended_when(settings.clients_suspended_ms, whom, facts)}: "
+            f"{names}",
             step="; ".join(
                 f"keylane group resume {group.subject} {group.group} --client {_shell_word(each)}"
                 for each in settings.suspended_clients[:CLIENTS_NAMED_MAX]
             ),
         )
+
+
+def _suspended_when(ms: int | None, whom: str, facts: Facts) -> str:
+    if ms is None:
+        return f"has suspended {whom}"
+    return f"suspended {whom} {_ago(facts.now_ms - ms, facts)}"
 
 
 def _reset(facts: Facts) -> Iterator[Cause]:
@@ -96,9 +121,12 @@ def _reset(facts: Facts) -> Iterator[Cause]:
             if reset.waits_for
             else "its cursors are being set"
         )
+        asked = ""
+        if reset.asked_ms is not None:
+            asked = f", asked for {_ago(facts.now_ms - reset.asked_ms, facts)},"
         yield Cause(
             code="reset_pending",
-            text=f"a reset of {group.group} to {reset.to} is under way, and no partition is "
+            text=f"a reset of {group.group} to {reset.to}{asked} is under way, and no partition is "
             f"granted meanwhile: {waits}",
             step=f"keylane group reset {group.subject} {group.group} --cancel"
             if not reset.begun
@@ -112,13 +140,12 @@ def _no_consumer(facts: Facts) -> Iterator[Cause]:
         return
     start = f"start a consumer of {group.subject} in the group {group.group}"
     step, ended = start, group.ended
-    since = "" if ended is None or ended.ended_ms is None else f" {format_age(ended.ended_ms)} ago"
     if ended is not None and ended.left:
+        since = "" if ended.ended_ms is None else f" {format_age(ended.ended_ms)} ago"
         how = f"no consumer of {group.group} runs: the last one, {ended.client}, left{since}"
     elif ended is not None:
         how = (
-            f"no consumer of {group.group} is heard: the leases of the last one, {ended.client}, "
-            f"ended{since}, because it had sent no heartbeat for its ttl: it is dead, cut off, or "
+            f"no consumer of {group.group} is heard: {_end_text(ended)}: it is dead, cut off, or "
             "its event loop is blocked"
         )
         step = f"look whether its process still runs, and at its log; if it has ended, {start}"
@@ -132,6 +159,20 @@ def _no_consumer(facts: Facts) -> Iterator[Cause]:
             f"keylane group list {group.subject} shows whether its name is spelled otherwise"
         )
     yield Cause(code="no_consumer", text=how, step=step)
+
+
+def _end_text(ended: EndedMember) -> str:
+    """Return how the leases of a consumer ended that was not heard any more."""
+    since = "" if ended.ended_ms is None else f" {format_age(ended.ended_ms)} ago"
+    if ended.heard_ms is None:
+        return (
+            f"the leases of the last one, {ended.client}, ended{since}, because it had sent no "
+            "heartbeat for its ttl"
+        )
+    return (
+        f"the last one, {ended.client}, was last heard {format_age(ended.heard_ms)} ago, and its "
+        f"leases ended{since}"
+    )
 
 
 # ── servers and producers ─────────────────────────────────────────────────────────────────────────
@@ -176,6 +217,9 @@ def _silent(facts: Facts, names: set[str]) -> Iterator[Cause]:
         else:
             why, accepts = facts.silent[name], facts.accepts.get(name, True)
             yield unheard_broker(name, why, broker, partitions, accepts=accepts)
+        is_gone = broker is not None and not (broker.available and facts.accepts.get(name, True))
+        if broker is not None and is_gone and (cause := no_take_over(broker, partitions)):
+            yield cause
 
 
 def _refusing(facts: Facts) -> Iterator[Cause]:
@@ -247,10 +291,12 @@ def _over_quota(facts: Facts) -> Iterator[Cause]:
             limited.setdefault(status.limited_by, []).append(number)
     for limit, partitions in limited.items():
         longest = max(facts.statuses[each].limited_ms for each in partitions)
+        for_ms = max(facts.statuses[each].limited_for_ms for each in partitions)
+        again = f", again and again {_for(facts.now_ms - for_ms, facts)}" if for_ms else ""
         yield Cause(
             code="over_quota",
             text=f"calls about {facts.group.subject} wait for a quota, the limit of {limit}: "
-            f"{format_seconds(longest)} now",
+            f"{format_seconds(longest)} now{again}",
             step="keylane access quota list; keylane access quota set --help shows how to raise it",
             partitions=tuple(partitions),
         )
@@ -279,6 +325,7 @@ def _cut_off(facts: Facts) -> Iterator[Cause]:
     """Consumers that cannot connect to brokers that others reach."""
     silent = _silent_groups(facts)
     for member in facts.group.members:
+        lasts_ms = dict(zip(member.unreached, member.unreached_ms, strict=False))
         for name in member.unreached:
             partitions = facts.partitions_on(name)
             served = [
@@ -290,14 +337,39 @@ def _cut_off(facts: Facts) -> Iterator[Cause]:
             if name in silent or not partitions or are_served:
                 continue
             broker = facts.broker_of(name)
+            lasting = _lasting(lasts_ms.get(name), facts)
+            gets = "it has got" if lasting else "it gets"
             yield Cause(
                 code="owner_cut_off",
                 text=f"consumer {member.client} cannot connect to broker group {name}, which the "
-                f"cluster still reports alive: it gets nothing of {numbered(partitions)}",
+                f"cluster still reports alive: {gets} nothing of {numbered(partitions)}{lasting}",
                 step=f"check the network between it and the broker"
                 f"{'' if broker is None else f' at {broker.address}'}",
                 partitions=partitions,
             )
+
+
+def _promised(facts: Facts) -> Iterator[Cause]:
+    """Partitions whose brokers let nobody in, because of a promise to the owner before."""
+    for each in facts.progress:
+        if not _waits_for_promise(each) or not _concerns(each, facts):
+            continue
+        waits = "nobody is let in to" if each.owner is None else f"consumer {each.owner} waits for"
+        before = f", {each.previous_owner}," if each.previous_owner else ""
+        yield Cause(
+            code="promised",
+            text=f"{waits} partition {each.partition_id}: broker group {each.broker_group} has "
+            f"promised the owner before{before} which cannot reach a metaserver, that nobody else "
+            f"gets it for {format_seconds(each.promised_ms)}; until then that one may handle its "
+            "messages",
+            step="wait: the promise ends by itself, or when that consumer hands over; check the "
+            "network between it and the metaservers",
+            partitions=(each.partition_id,),
+        )
+
+
+def _waits_for_promise(progress: PartitionProgress) -> bool:
+    return progress.promised_ms > 0 and progress.holder != progress.session
 
 
 def _not_granted(facts: Facts) -> Iterator[Cause]:
@@ -347,10 +419,17 @@ def _unowned(facts: Facts) -> Iterator[Cause]:
         yield Cause(
             code="no_owner",
             text=f"no consumer has {numbered(free)}: a lease has just ended, or nobody has taken "
-            f"{'it' if len(free) == 1 else 'them'} over yet",
+            f"{'it' if len(free) == 1 else 'them'} over yet{_last_end(facts)}",
             step=f"wait a second, then: keylane group describe {group.subject} {group.group}",
             partitions=free,
         )
+
+
+def _last_end(facts: Facts) -> str:
+    ended = facts.group.ended
+    if ended is None or ended.left:
+        return ""
+    return f"; of the consumers whose leases ended, {_end_text(ended)}"
 
 
 def _not_read(facts: Facts) -> Iterator[Cause]:
@@ -365,6 +444,7 @@ def _not_read(facts: Facts) -> Iterator[Cause]:
             or not each.lag
             or each.holder == each.session
             or each.failing is not None
+            or _waits_for_promise(each)
             or facts.unread_parents(each)
             or not _concerns(each, facts)
         ):
@@ -389,15 +469,26 @@ def _is_shared(facts: Facts) -> bool:
 # ── messages that fail ────────────────────────────────────────────────────────────────────────────
 def _failing(facts: Facts) -> Iterator[Cause]:
     for each in facts.progress:
-        if each.failing is not None and _holds_up(each, each.failing, facts):
-            yield _failing_cause(each, each.failing, facts)
+        failing = _failing_message(each, facts)
+        if failing is not None and _holds_up(each, failing, facts):
+            yield _failing_cause(each, failing, facts)
 
 
 def _failing_elsewhere(facts: Facts) -> Iterator[Cause]:
     """Failing messages of other keys, which may hold up a partition without being its cause."""
     for each in facts.progress:
-        if each.failing is not None and not _holds_up(each, each.failing, facts):
-            yield _failing_cause(each, each.failing, facts)
+        failing = _failing_message(each, facts)
+        if failing is not None and not _holds_up(each, failing, facts):
+            yield _failing_cause(each, failing, facts)
+
+
+def _failing_message(progress: PartitionProgress, facts: Facts) -> FailingMessage | None:
+    """Return the failing message of the key in question, if one is known, or else the oldest."""
+    failing = progress.failing
+    if failing is None or facts.key is None:
+        return failing
+    digest = key_digest(facts.key)
+    return next((each for each in (failing, *failing.others) if each.key_digest == digest), failing)
 
 
 def _holds_up(progress: PartitionProgress, failing: FailingMessage, facts: Facts) -> bool:
@@ -406,6 +497,11 @@ def _holds_up(progress: PartitionProgress, failing: FailingMessage, facts: Facts
     """
     is_sealed = progress.state is PartitionState.SEALED
     return facts.key is None or is_sealed or failing.key_digest == key_digest(facts.key)
+
+
+def _is_held_up(progress: PartitionProgress, facts: Facts) -> bool:
+    failing = _failing_message(progress, facts)
+    return failing is not None and _holds_up(progress, failing, facts)
 
 
 def _failing_cause(progress: PartitionProgress, failing: FailingMessage, facts: Facts) -> Cause:
@@ -439,7 +535,8 @@ def _failing_cause(progress: PartitionProgress, failing: FailingMessage, facts: 
             step += f"; the policy {policy} of the group applies after its last try"
     return Cause(
         code="handler_hangs" if hangs else "handler_fails",
-        text=f"{sentence}; {_who_waits(progress, failing, facts)}",
+        text=f"{sentence}; {_who_waits(progress, failing, facts)}"
+        f"{_others_text(progress, failing, facts)}",
         step=step,
         partitions=(progress.partition_id,),
     )
@@ -448,12 +545,40 @@ def _failing_cause(progress: PartitionProgress, failing: FailingMessage, facts: 
 def _who_waits(progress: PartitionProgress, failing: FailingMessage, facts: Facts) -> str:
     if progress.state is PartitionState.SEALED:
         return "the partitions that continue this one wait until it is handled"
-    if not _holds_up(progress, failing, facts):
-        return (
-            "it has another key, for which this key does not wait; only the oldest failing message "
-            "of a partition is known, so this key may fail as well"
-        )
-    return "later messages of its key wait"
+    if _holds_up(progress, failing, facts):
+        return "later messages of its key wait"
+    text = "it has another key, for which this key does not wait"
+    if failing.others_count == len(failing.others):
+        return text
+    return f"{text}; not every failing message is known, so this key may fail as well"
+
+
+def _others_text(progress: PartitionProgress, failing: FailingMessage, facts: Facts) -> str:
+    """Return how many other messages of the partition fail, and those that failed last."""
+    oldest = progress.failing
+    if oldest is None or not oldest.others_count:
+        return ""
+    known = sorted(
+        (each for each in (oldest, *oldest.others) if each is not failing),
+        key=lambda each: -each.at_ms,
+    )
+    count = oldest.others_count
+    at_least = "at least " if count >= FAILING_COUNTED_MAX - 1 else ""
+    texts = [
+        f"offset {each.offset} of partition "
+        f"{progress.partition_id if each.source is None else each.source} ({each.key_digest}), "
+        f"{_ago(each.at_ms, facts)}, {_error_text(each)}"
+        for each in known[:OTHERS_FAILING_MAX]
+    ]
+    fail = "fails or hangs" if count == 1 else "fail or hang"
+    more = f"{at_least}{counted(count, 'more message')} of the partition {fail}"
+    return f"; {more}, newest error first: {'; '.join(texts)}"
+
+
+def _error_text(failing: FailingMessage) -> str:
+    if failing.running_ms is not None:
+        return f"hangs for {format_age(failing.running_ms)}"
+    return f"{failing.kind}{failing.text and f': {failing.text[:OTHER_TEXT_CHARS_SHOWN]}'}"
 
 
 def _suspects(facts: Facts) -> Iterator[Cause]:
@@ -637,10 +762,13 @@ def _unread_parents(facts: Facts) -> Iterator[Cause]:
             ),
             "",
         )
+        ages_ms = [each.age_ms for each in facts.progress if each.partition_id in waiting]
+        known_ms = [ms for ms in ages_ms if ms is not None]
+        opened = f", opened {_ago(facts.now_ms - max(known_ms), facts)}," if known_ms else ""
         yield Cause(
             code="parent_unread",
-            text=f"{numbered(waiting)} {'waits' if len(waiting) == 1 else 'wait'} until partition "
-            f"{number}, {owner}, is read to its end: {left}{where}{stored}",
+            text=f"{numbered(waiting)}{opened} {'waits' if len(waiting) == 1 else 'wait'} until "
+            f"partition {number}, {owner}, is read to its end: {left}{where}{stored}",
             step=f"keylane group describe {group.subject} {group.group} --all",
             partitions=tuple(waiting),
         )
@@ -658,7 +786,7 @@ def _behind(facts: Facts) -> Iterator[Cause]:
         for each in facts.progress
         if each.lag
         and (each.owner is not None or _is_shared(facts))
-        and (each.failing is None or not _holds_up(each, each.failing, facts))
+        and not _is_held_up(each, facts)
         and not facts.unread_parents(each)
         and _concerns(each, facts)
     ]
@@ -831,7 +959,7 @@ def _scheduled(facts: Facts) -> Iterator[Cause]:
         when = f"comes in {format_age(left_ms)} (at {moment})"
     drop = f"; it will be dropped: {first.drop}" if first.drop else ""
     yield Cause(
-        code="scheduled",
+        code="scheduled_late" if left_ms < -LATE_MS else "scheduled",
         text=f"{counted(total, 'message')} of {facts.group.subject} "
         f"{'waits for its' if total == 1 else 'wait for their'} delivery time; the first "
         f"{when}{drop}",
@@ -914,8 +1042,9 @@ def _clocks(facts: Facts) -> Iterator[Cause]:
 def _is_handled(facts: Facts) -> bool:
     """Return True if the group has acked the newest message of the key in question."""
     if facts.key is None or any(
-        each.failing is not None and each.failing.key_digest == key_digest(facts.key)
-        for each in facts.progress
+        failing.key_digest == key_digest(facts.key)
+        for failing in (_failing_message(each, facts) for each in facts.progress)
+        if failing is not None
     ):
         return False
     for number in sorted((each.partition_id for each in facts.partitions), reverse=True):
@@ -953,7 +1082,7 @@ def _nothing_wrong(facts: Facts) -> Cause:
         text=f"group {group.group} has acked {what}{where}{only}{began}; a message that its "
         "handler did not see was left out by a filter, was skipped, is older than the group, or "
         "was never stored",
-        step=f"keylane read {group.subject}{_plain_key_option(facts) or ' --from -10m'} shows what "
+        step=f"keylane read {group.subject}{_key_option(facts) or ' --from -10m'} shows what "
         "is stored; compare it with the tags and the filter in the consumer's settings",
         partitions=tuple(each.partition_id for each in facts.progress),
     )
@@ -971,10 +1100,11 @@ def _for(since_ms: int, facts: Facts) -> str:
     return f"for {format_age(age_ms)} ({since})" if age_ms >= 0 else since
 
 
-def _plain_key_option(facts: Facts) -> str:
-    """Return the option `--key` if a key that needs no quotes is in question, otherwise ""."""
-    option = _key_option(facts)
-    return option if option.startswith(" --key ") else ""
+def _lasting(ms: int | None, facts: Facts) -> str:
+    """Return for how long something has been so: " for 9 min (since 12:03:04 UTC)"; "" if that is
+    not known.
+    """
+    return "" if ms is None else f" {_for(facts.now_ms - ms, facts)}"
 
 
 def _key_option(facts: Facts) -> str:
@@ -1007,6 +1137,7 @@ RULES: tuple[Callable[[Facts], Iterator[Cause]], ...] = (
     _parked,
     _redriven,
     _retried,
+    _promised,
     _not_granted,
     _hand_over,
     _unowned,

@@ -10,8 +10,10 @@ from ...protocol.text import format_age, format_time, listed
 from ...protocol.why import Cause
 from ..views import BrokerList
 
-UNHEARD = frozenset({"broker_silent", "broker_hangs", "broker_gone"})
+UNHEARD = frozenset({"broker_silent", "broker_hangs", "broker_gone", "no_take_over"})
 """The codes of causes that are over as soon as the broker is heard again."""
+NOT_WRONG = frozenset({"all_acked", "nothing_stored", "scheduled"})
+"""The codes of causes that only say why there is nothing to do yet."""
 
 
 def numbered(partitions: Iterable[int], otherwise: str = "") -> str:
@@ -35,6 +37,8 @@ def server_causes(
         name = broker.broker_group
         if not broker.available:
             yield name, silent_broker(broker, accepts=name in hanging)
+            if (cause := no_take_over(broker)) is not None:
+                yield name, cause
         elif not broker.writable:
             yield name, refusing_broker(broker, broker.problem)
         if broker.quarantine:
@@ -74,6 +78,44 @@ def silent_broker(
         step=step,
         partitions=tuple(partitions),
     )
+
+
+def no_take_over(broker: BrokerView, partitions: Sequence[int] = ()) -> Cause | None:
+    """Return the cause for a broker that is gone, and whose place no copy has taken; None if it has
+    no copies, or they are in quarantine, which the cause of the broker says.
+    """
+    if broker.quarantine:
+        return None
+    name = broker.broker_group
+    step = (
+        f"start the broker at {broker.address} again; if its folder is lost for good, and what the "
+        "copy lacks may be lost too: keylane broker promote DIR"
+    )
+    if broker.promoted:
+        text = f"copy {broker.promoted} got the place of broker group {name}, and serves nobody yet"
+        step = "look at the log and the process of this copy; keylane broker list"
+    elif broker.refused_copies:
+        text = f"no copy takes the place of broker group {name}: " + "; ".join(
+            f"copy {copy_id} was refused, because {problem}"
+            for copy_id, problem in sorted(broker.refused_copies.items())
+        )
+    elif broker.copies:
+        one = len(broker.copies) == 1
+        text = (
+            f"{'copy' if one else 'copies'} {listed(broker.copies)} of broker group {name} "
+            f"{'has' if one else 'have'} everything that was acked, and "
+            f"{'does not ask' if one else 'do not ask'} for its place: not running, cut off from "
+            "the metaservers, or without failover"
+        )
+        step = "start it with --failover true; or stop it, then: keylane broker promote DIR"
+    elif broker.folders_wanted > 1:
+        text = (
+            f"no copy takes the place of broker group {name}: acks waited for none when it was "
+            "last heard, so each may lack acked messages"
+        )
+    else:
+        return None
+    return Cause(code="no_take_over", text=text, step=step, partitions=tuple(partitions))
 
 
 def unheard_broker(
@@ -119,18 +161,21 @@ def refusing_broker(
 ) -> Cause:
     """Return the cause for a broker that takes no messages."""
     name, where = broker.broker_group, numbered(partitions, "its partitions")
+    lasts = "" if broker.refusing_ms is None else f" for {format_age(broker.refusing_ms)}"
     if waits_for_copies:
+        acks = f"has acked nothing{lasts}" if lasts else "acks nothing"
         return Cause(
             code="no_copy",
-            text=f"broker group {name} acks nothing: {reason}; messages for {where} are not stored "
-            "before that",
+            text=f"broker group {name} {acks}: {reason}; "
+            f"messages for {where} are not stored before that",
             step=f"start its copies again; keylane broker copies {name}",
             partitions=tuple(partitions),
         )
+    takes = f"has taken no messages{lasts}" if lasts else "takes no messages"
     return Cause(
         code="broker_refuses",
-        text=f"broker group {name} takes no messages{reason and f': {reason}'}; those for {where} "
-        "wait at their producers",
+        text=f"broker group {name} {takes}{reason and f': {reason}'}; those for {where} wait at "
+        "their producers",
         step=f"keylane broker health {broker.address}",
         partitions=tuple(partitions),
     )

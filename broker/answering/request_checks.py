@@ -40,10 +40,13 @@ def check_failed(request: Ack, partition: HostedPartition) -> None:
 
 
 def check_failing(failing: FailingMessage, partition: HostedPartition) -> None:
-    """Raise InvalidRequestError if the failing message is not stored."""
-    end = partition.readable_offset if failing.source is None else MAX_I64
-    if not 0 <= failing.offset < end:
-        raise InvalidRequestError(f"invalid failing message: offset {failing.offset}")
+    """Raise InvalidRequestError if the failing message, or one of the others that it names, is not
+    stored.
+    """
+    for each in (failing, *failing.others):
+        end = partition.readable_offset if each.source is None else MAX_I64
+        if not 0 <= each.offset < end or (each.others and each is not failing):
+            raise InvalidRequestError(f"invalid failing message: offset {each.offset}")
 
 
 def check_begun(request: Ack, partition: HostedPartition) -> None:

@@ -183,9 +183,13 @@ class Group:
         self._failing = failing
 
     def clear_hanging(self) -> None:
-        """Clear the failing message if it hangs, because the owner no longer handles anything."""
+        """Clear the failing message if it hangs, because the owner no longer handles anything, and
+        what is known of others.
+        """
         if self._failing is not None and self._failing.running_ms is not None:
             self._failing = None
+        elif self._failing is not None:
+            self._failing = replace(self._failing, others=(), others_count=None)
 
     @property
     def failing(self) -> FailingMessage | None:

@@ -1,19 +1,25 @@
 """`keylane read`: prints messages of a subject, selected by time, offset and key, without a group,
-locks or acks.
+locks or acks; without those of brokers that do not answer.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+
+import click
 
 from ...consumer import Reader
 from ...protocol.clock import SystemClock
-from ...protocol.errors import ConfigError
+from ...protocol.errors import ConfigError, UnreachableError
 from ...protocol.reading.instants import parse_ago_ms, parse_instant_ms
 from ...protocol.text import parse_number
+from ..connection import open_admin
 from ..message_json import message_printer
 from ..options import WAIT_S, OutputFormat, parse_time
+from ..screen import show_line
 from .consume import MESSAGE_LINE
 
 
@@ -58,34 +64,57 @@ async def read_subject(
     *,
     start: str,
     stop: str | None,
-    key: str | None,
+    key: bytes | None,
     tags: list[str] | None,
     partition: int | None,
     limit: int | None,
     follow: bool,
     from_copies: bool,
 ) -> None:
-    """Print messages until all have been read, `limit` have been printed, or the command is
-    interrupted.
+    """
+    Print messages until all have been read, `limit` have been printed, or the command is
+    interrupted. The exit status is 1 if a partition could not be read.
+
+    Raises:
+        UnreachableError: no broker that may have such messages answers; with `partition` or
+            `follow`, one of them does not.
     """
     first = parse_bound(start)
     end = None if stop is None else parse_bound(stop)
     _check_order(first, end, now_ms=SystemClock().wall_ms())
     format_message = message_printer(output, MESSAGE_LINE)
-    reader = Reader(
-        meta,
-        subject,
-        start=first,
-        stop=end,
-        key=None if key is None else key.encode(errors="surrogateescape"),
-        partition=partition,
-        tags=tags or None,
-        follow=follow,
-        from_copies=from_copies,
-        wait_s=WAIT_S.get(),
-    )
-    printed = 0
-    async with reader:
+
+    def reader_without(unread: Collection[int]) -> Reader[bytes]:
+        return Reader(
+            meta,
+            subject,
+            start=first,
+            stop=end,
+            key=key,
+            partition=partition,
+            tags=tags or None,
+            follow=follow,
+            from_copies=from_copies,
+            wait_s=WAIT_S.get(),
+            _left_out=unread,
+        )
+
+    unread: dict[int, str] = {}
+    async with AsyncExitStack() as stack:
+        try:
+            reader = await stack.enter_async_context(reader_without(unread))
+        except UnreachableError:
+            if partition is not None or follow:
+                raise
+            from ...admin.views import silent_partitions  # only who misses a broker loads it
+
+            async with open_admin(meta) as admin:
+                described = await admin.describe_subject(subject)
+            unread = silent_partitions(described, key=key)
+            if not unread or len(unread) == len(described.partitions):
+                raise
+            reader = await stack.enter_async_context(reader_without(unread))
+        printed = 0
         async for message in reader:
             sys.stdout.write(format_message(message) + "\n")
             printed += 1
@@ -94,3 +123,7 @@ async def read_subject(
             if printed == limit:
                 break
     sys.stdout.flush()
+    for partition_id, problem in unread.items():
+        show_line(f"partition {partition_id} is not read: {problem}", errors=True)
+    if unread:
+        raise click.exceptions.Exit(1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from ...admin import Explanation
 from ...protocol.text import printable, sentence
 from ...rpc.connections import gather_limited
@@ -11,7 +9,7 @@ from ..connection import open_admin
 from ..options import OutputFormat
 from ..screen import show_data, show_line
 from ..status import showing
-from .parked.selection import Selection, key_text
+from .parked.selection import key_text, named_key
 
 GROUPS_MAX = 20
 """How many groups are explained if none is named."""
@@ -33,7 +31,7 @@ async def show_why(
         ConfigError: the key is given twice, or is not hexadecimal.
         SubjectUnknownError, GroupUnknownError
     """
-    named = key if key_hex is None else cast(bytes, Selection(key, key_hex).selected_key())
+    named = named_key(key, key_hex)
     with showing(f"asking the brokers of {subject}"):
         async with open_admin(meta) as admin:
             groups = (

@@ -14,7 +14,13 @@ from dataclasses import dataclass, field, replace
 
 from ...admin.views import BrokerList, GroupDescription
 from ...admin.why.lag import STUCK_MS, is_stuck
-from ...admin.why.servers import UNHEARD, server_causes, unheard_broker, waiting_operation
+from ...admin.why.servers import (
+    NOT_WRONG,
+    UNHEARD,
+    server_causes,
+    unheard_broker,
+    waiting_operation,
+)
 from ...protocol.operations import OperationView
 from ...protocol.text import printable
 from ...protocol.why import Cause, Explanation
@@ -29,8 +35,6 @@ EXPLAIN_EVERY_S = 30.0
 """The shortest time between two explanations of one group, in seconds."""
 STALE_S = 3.0
 """After this time without an answer, what a server has said is stale."""
-NOT_WRONG = frozenset({"all_acked", "nothing_stored", "scheduled"})
-"""The codes of causes that only say why there is nothing to do yet."""
 
 GroupKey = tuple[str, str]
 """A subject and a consumer group."""

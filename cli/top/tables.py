@@ -287,7 +287,8 @@ def _note(row: PartitionProgress) -> str:
         return ""
     if failing.running_ms is not None:
         return f"handler busy with {failing.offset} for {age_text(failing.running_ms / 1000)}"
-    return f"fails at {failing.offset}: {failing.kind}"
+    more = f", {failing.others_count} more fail" if failing.others_count else ""
+    return f"fails at {failing.offset}: {failing.kind}{more}"
 
 
 PARTITIONS: TableView[PartitionProgress] = TableView(

@@ -76,5 +76,12 @@ def suspended_cell(suspended: bool) -> Cell:
 
 def failing_cell(failing: FailingMessage | None) -> Cell:
     """Return what keeps failing."""
-    text = failing and f"offset {failing.offset}: {failing.kind}: {failing.text}"
-    return or_none_cell((text or "")[:FAILING_CHARS_MAX], "bad")
+    if failing is None:
+        return or_none_cell("")
+    text = f"offset {failing.offset}: {failing.kind}: {failing.text}"[:FAILING_CHARS_MAX]
+    newest = max((failing, *failing.others), key=lambda each: each.at_ms)
+    if failing.others_count:
+        text += f"; {failing.others_count:,} more"
+    if newest is not failing:
+        text += f", the newest at offset {newest.offset}: {newest.kind}"
+    return or_none_cell(text, "bad")

@@ -10,12 +10,12 @@ from typing import NamedTuple, TypedDict, cast
 
 import msgspec
 
-from ...admin import PartitionDescription, SubjectDescription
+from ...admin import SubjectDescription
+from ...admin.views import silent_partitions
 from ...consumer import Reader
 from ...protocol.errors import ConfigError, InvalidRequestError, KeylaneError, OverloadedError
 from ...protocol.message import Message
 from ...protocol.reading.instants import parse_ago_ms
-from ...protocol.routing import OrderStrategy, logical_partition
 from ...protocol.text import format_time, key_text, parse_number, printable
 from ...rpc.environment import Environment
 from ..feed import Feed
@@ -126,19 +126,8 @@ async def read(
 ) -> Found:
     """Read up to SHOWN_MAX messages, without those of brokers that do not answer."""
     described = await feed.subject(subject, age_s=0.0)  # which brokers answer now
-    silent = {
-        each.partition_id: each.problem for each in described.partitions if each.problem is not None
-    }
-    key = asked.key
-    if described.order_strategy is OrderStrategy.BEST_TRIED and not described.static:
-        key = None  # its messages may be anywhere
-    unknown = [
-        silent[each.partition_id]
-        for each in described.partitions
-        if each.partition_id in silent
-        and asked.partition in {None, each.partition_id}
-        and _may_have(each, key)
-    ]
+    silent = silent_partitions(described, key=asked.key, partition_id=asked.partition)
+    unknown = [*silent.values()]
     found: list[Message[bytes]] = []
     is_whole = False
     reader = Reader[bytes](
@@ -172,13 +161,6 @@ async def read(
 def _newest(found: list[Message[bytes]]) -> list[Message[bytes]]:
     """Return the SHOWN_MAX newest messages, newest first."""
     return nlargest(SHOWN_MAX, found, key=lambda each: each.sent_at_ns)
-
-
-def _may_have(partition: PartitionDescription, key: bytes | None) -> bool:
-    """Return True if messages of a key belong to a partition."""
-    if key is None:
-        return True
-    return partition.range_start <= logical_partition(key) < partition.range_end
 
 
 def _start(described: SubjectDescription, asked: Asked) -> object:

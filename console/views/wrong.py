@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from ...admin.views import PartitionReport
-from ...admin.why.servers import UNHEARD, server_causes, waiting_operation
+from ...admin.why.servers import NOT_WRONG, UNHEARD, server_causes, waiting_operation
 from ...protocol.operations import OperationView
 from ...protocol.why import Cause, Explanation
 from ..cluster import ClusterSample
 from ..page import Sentence, href
 
-FINE = frozenset({"all_acked", "nothing_stored"})
-"""The codes of causes that are nothing wrong."""
 BEHIND = "behind"
 PASSING = frozenset({"hand_over", "no_owner", "not_granted", "not_read", "parent_unread"})
 """The codes of causes that healthy groups have for a moment, too: they are on the first page only
@@ -36,7 +34,7 @@ def wrong_causes(
     return [
         each
         for each in explanation.causes
-        if each.code not in FINE
+        if each.code not in NOT_WRONG
         and (is_stuck or each.code != BEHIND)
         and not (each.code in UNHEARD and each.partitions and set(each.partitions) <= set(told))
     ]

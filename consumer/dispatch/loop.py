@@ -48,6 +48,8 @@ from ...protocol.message import Message
 from ...protocol.parked import HANGS_MS
 from ...protocol.text import counted, format_seconds
 from ...rpc.loop_binding import LoopBinding
+from ...rpc.operating.client_counts import HANDLING_BOUNDS_S
+from ...rpc.operating.histogram import Histogram
 from ...rpc.race import Race
 from ...rpc.tracing import current_tracing
 from ..filter import MessageFilter
@@ -485,6 +487,8 @@ class LoopDispatch:
         lines = HandlerLog(runner="body of the loop", done="is left by the loop", ordered=ordered)
         self.failures = FailedAttempts(records, lines, boot_ms=clock.boot_ms)
         self._watch = LoopWatch(self.failures)
+        self.handling = Histogram(HANDLING_BOUNDS_S)
+        """Empty: the body of a loop is no call."""
         self._is_leaving = False
         self._due_back: dict[Any, None] = {}
         """Partitions whose messages go back once the next message is requested."""

@@ -34,6 +34,8 @@ from ...protocol.errors import HandlerTimeoutError, Reason, UsageError
 from ...protocol.message import Message
 from ...protocol.parked import HANGS_MS
 from ...protocol.text import counted, format_seconds
+from ...rpc.operating.client_counts import HANDLING_BOUNDS_S
+from ...rpc.operating.histogram import Histogram
 from ...rpc.race import start_task
 from ..handed_out import shell_of
 from ..log_names import message_name
@@ -71,6 +73,7 @@ class Worker:
         "cancelled_message",
         "message",
         "messages",
+        "run_done",
         "seen",
         "shell",
         "task",
@@ -82,6 +85,8 @@ class Worker:
         """The message whose handler is running; of a batch, the first one."""
         self.messages: list[Message] | None = None
         """The batch whose handler is running; None if it is a handler of one message."""
+        self.run_done = 0
+        """How many messages of its last run were handled when the run ended."""
         self.shell: OfferingShell | None = None
         """The partition of `message`."""
         self.cancelled_message: Message | None = None
@@ -296,6 +301,8 @@ class WorkerPool:
         self._cancels = cancels
         self._timeout_check: asyncio.TimerHandle | None = None
         self.turn = WorkerTurn(boot_seconds(clock))
+        self.handling = Histogram(HANDLING_BOUNDS_S)
+        """How long calls of the handler take."""
         self.boot_ms = clock.boot_ms
         self.failures = FailedAttempts(
             failures, HandlerLog(runner=runner, ordered=ordered), boot_ms=clock.boot_ms
@@ -315,6 +322,21 @@ class WorkerPool:
         self._jobs = make_jobs(self)
         for index, worker in enumerate(self.workers):
             worker.task = start_task(self._run(worker), name=f"handler {index}")
+
+    def count_calls(self, begun_s: float, *, before: int = 0, since_s: float = 0.0) -> None:
+        """
+        Count a call of the handler that has just ended, for metrics.
+
+        Args:
+            begun_s: when it began.
+            before: the number of calls just before it, one after another, none of which has waited.
+                They began within TURN_S, so their mean is good enough, and costs nothing per call.
+            since_s: when the first of these began.
+        """
+        end_s = next(self.turn.readings)
+        self.handling.observe(round((end_s - begun_s) * 1e9))
+        if before:
+            self.handling.observe_many(before, round((begun_s - since_s) * 1e9))
 
     # ── shared groups ─────────────────────────────────────────────────────────────────────────────
     @property

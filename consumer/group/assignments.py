@@ -146,7 +146,7 @@ class Assignments:
         # With max_wait_ms, messages that wait for a full batch would otherwise wait for budget that
         # they hold themselves.
         self.budget = PrefetchBudget(MAX_I64) if settings.max_wait_ms else PrefetchBudget()
-        self.counts = ConsumerCounts(self)
+        self.counts = ConsumerCounts(self, dispatcher.handling)
         self.codec = codec
         self.message_filter = message_filter
         self.by_hand = isinstance(dispatcher, LoopDispatch)

@@ -27,15 +27,25 @@ Invariants
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from heapq import nlargest
 from itertools import islice
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from ...protocol.errors import OutcomeUnknownError
 from ...protocol.frames import Ack
 from ...protocol.ids import MAX_I64
 from ...protocol.message import Message
 from ...protocol.offsets import AckedOffsets, IntervalSet, Range
-from ...protocol.parked import FailingMessage, Failure, failing_message
+from ...protocol.parked import (
+    FAILING_COUNTED_MAX,
+    FAILURE_TEXT_CHARS_MAX,
+    OTHERS_FAILING_MAX,
+    FailingMessage,
+    Failure,
+    failing_message,
+)
 from ...protocol.text import key_digest
 
 NEVER = MAX_I64
@@ -342,10 +352,6 @@ def ranges_of(messages: list[Message]) -> list[Range]:
     return ranges
 
 
-FAILING_MAX = 1_000
-"""The largest number of messages that are remembered."""
-
-
 class LastFailure(NamedTuple):
     """The last failure of a message, and since when it has been failing."""
 
@@ -382,7 +388,7 @@ class FailingMessages:
         known = self._own if is_own else self._redriven
         ref = message.partition_id, message.offset
         before = known.get(ref)
-        if before is None and len(known) >= FAILING_MAX:
+        if before is None and len(known) >= FAILING_COUNTED_MAX:
             return False
         since_ms = failure.at_ms - (running_ms or 0) if before is None else before.since_ms
         known[ref] = LastFailure(message.key, since_ms, failure, running_ms)
@@ -401,26 +407,44 @@ class FailingMessages:
 
     def oldest(self, handled: HandledOffsets) -> FailingMessage | None:
         """Return the oldest message of this partition that is not among the `handled` offsets; if
-        there is none, the oldest redriven one.
+        there is none, the oldest redriven one. It has the others that failed last.
         """
-        for ref in sorted(self._own):
-            if ref[1] not in handled:
-                return _report(ref, self._own[ref], source=None)
-        if not self._redriven:
+        found = [
+            (is_redriven, ref, last)
+            for is_redriven, known in ((False, self._own), (True, self._redriven))
+            for ref, last in known.items()
+            if is_redriven or ref[1] not in handled
+        ]
+        if not found:
             return None
-        ref = min(self._redriven)
-        return _report(ref, self._redriven[ref], source=ref[0])
+        first = min(found, key=lambda each: each[:2])
+        others = nlargest(
+            OTHERS_FAILING_MAX,
+            (each for each in found if each is not first),
+            key=lambda each: each[2].failure.at_ms,
+        )
+        return replace(
+            _report(*first),
+            others=tuple(_report(*each, text_max=OTHER_TEXT_CHARS_MAX) for each in others),
+            others_count=min(len(found), FAILING_COUNTED_MAX) - 1,
+        )
 
 
-def _report(ref: Ref, last: LastFailure, *, source: int | None) -> FailingMessage:
-    return failing_message(
+OTHER_TEXT_CHARS_MAX = 200
+
+
+def _report(
+    is_redriven: bool, ref: Ref, last: LastFailure, *, text_max: int = FAILURE_TEXT_CHARS_MAX
+) -> FailingMessage:
+    report = failing_message(
         ref[1],
         last.failure,
         key_digest=key_digest(last.key),
         since_ms=last.since_ms,
-        source=source,
+        source=ref[0] if is_redriven else None,
         running_ms=last.running_ms,
     )
+    return report if len(report.text) <= text_max else replace(report, text=report.text[:text_max])
 
 
 TRIES_PER_ACK = 1_000

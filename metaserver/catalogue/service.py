@@ -97,6 +97,7 @@ from .accepted import (
     read_accepted_fence,
 )
 from .creations import fail_creation, replan_creation
+from .recent import Recent
 from .waiting_producers import WaitingProducers
 
 log = logging.getLogger("keylane.metaserver")
@@ -132,6 +133,10 @@ class _Creation:
     hosted: set[int] = field(default_factory=set)
     """Ids of the partitions that are already hosted."""
     task: asyncio.Task[None] | None = None
+
+
+def _now_ms() -> float:
+    return asyncio.get_running_loop().time() * 1000
 
 
 class Catalogue:
@@ -177,7 +182,9 @@ class Catalogue:
         """Maps each broker group to the ids of those partitions whose consumer groups were never
         announced.
         """
-        self.waiting_producers = WaitingProducers(lambda: asyncio.get_running_loop().time() * 1000)
+        self.waiting_producers = WaitingProducers(_now_ms)
+        self._refused_copies: Recent[tuple[str, str], str] = Recent(_now_ms)
+        """By broker group and copy, why the copy did not get the broker's place when it asked."""
         self._creations: dict[int, _Creation] = {}
         """Maps each subject id to its running creation."""
 
@@ -431,9 +438,11 @@ class Catalogue:
                 gone_from=broker.address if is_gone and broker is not None else "",
                 start_ms=TAKE_OVER_START_MS,
             )
-        except ConflictError as error:
+        except (ConflictError, FolderRefusedError) as error:
             if error.reason is Reason.COPIES_QUARANTINED:
                 self._log_quarantine(broker_group, error.message)
+            elif error.reason is not Reason.BROKER_SERVES:
+                self._refused_copies.note((broker_group, request.copy_id), error.message)
             raise
         await self._note_history()
         log.warning(
@@ -444,6 +453,16 @@ class Catalogue:
             stored.term,
         )
         return stored
+
+    def refused_copies(self, broker_group: str) -> dict[str, str]:
+        """Return a dict that maps each copy that has lately asked this metaserver for the place of
+        a broker in vain to the reason.
+        """
+        return {
+            copy_id: problem
+            for (group, copy_id), problem in self._refused_copies.items()
+            if group == broker_group
+        }
 
     async def hand_over(self, broker_group: str, request: HandOver) -> HandedOver:
         """

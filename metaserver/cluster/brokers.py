@@ -24,7 +24,7 @@ from ...protocol.errors import FolderRefusedError, NotFoundError, Reason, Unavai
 from ...protocol.ids import BrokerGroup, check_name
 from ...protocol.routing import PartitionState
 from ...protocol.text import counted, format_seconds, listed
-from ..sql.dialect import insert_new, insert_or_replace, now_ms
+from ..sql.dialect import calendar_ms, insert_new, insert_or_replace, now_ms
 from ..sql.schema import (
     brokers,
     copy_sets,
@@ -50,6 +50,13 @@ _update_report = (
         log_end=sa.bindparam("at_end"),
         hosted=sa.bindparam("hosts"),
         version=sa.bindparam("of_version"),
+        refusing_since=sa.case(
+            (
+                sa.bindparam("refuses", type_=sa.Boolean),
+                sa.func.coalesce(brokers.c.refusing_since, calendar_ms()),
+            ),
+            else_=sa.null(),
+        ),
     )
 )
 IN_TIME_SHARE = 4
@@ -87,6 +94,7 @@ def _report_parameters(report: BrokerHeartbeat, ttl_ms: int) -> dict[str, Any]:
         "readable": report.readable,
         "writable": report.writable,
         "problem": "" if report.writable else report.problem,
+        "refuses": not (report.readable and report.writable),
         "at_end": report.log_end,
         "hosts": report.hosted,
         "of_version": report.version,
@@ -540,9 +548,11 @@ def broker_views(connection: Connection) -> list[BrokerView]:
             brokers.c.version,
             sa.and_(brokers.c.writable, brokers.c.readable).label("writable"),
             brokers.c.problem,
+            (calendar_ms() - brokers.c.refusing_since).label("refusing_ms"),
             sa.func.coalesce(copy_sets.c.wanted, 1).label("wanted"),
             sa.func.coalesce(copy_sets.c.members, "[]").label("members"),
             sa.func.coalesce(copy_sets.c.quarantine, "").label("quarantine"),
+            sa.func.coalesce(copy_sets.c.promoted, "").label("promoted"),
             sa.exists()
             .where(
                 partitions.c.broker_group == brokers.c.broker_group,
@@ -564,9 +574,12 @@ def broker_views(connection: Connection) -> list[BrokerView]:
             writable=bool(row.writable),
             problem=row.problem,
             folders_wanted=row.wanted,
-            folders=1 + len(msgspec.json.decode(row.members)),
+            folders=1 + len(members := msgspec.json.decode(row.members)),
             quarantine=row.quarantine,
             has_partitions=bool(row.has_partitions),
+            refusing_ms=None if row.refusing_ms is None else max(0, row.refusing_ms),
+            copies=tuple(members),
+            promoted=row.promoted,
         )
         for row in connection.execute(query)
     ]

@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection
 from ...protocol.control import LeaseEnd, PreviousOwner
 from ...protocol.ids import BrokerGroup, PartitionId, PartitionName, QueueNumber
 from ...protocol.routing import Partition, PartitionState
-from ..sql.dialect import now_ms
+from ..sql.dialect import calendar_ms, now_ms
 from ..sql.schema import brokers, leases, partition_parents, partitions, subjects
 
 HAS_PARENTS = sa.exists().where(partition_parents.c.partition_id == partitions.c.partition_id)
@@ -118,6 +118,19 @@ def subject_partitions(
     rows = connection.execute(_subject_partitions_query, parameters).all()
     # A partition that expires between the two statements has no parents: they expire first.
     return _build_partitions(rows, _read_parents(connection, _unexpired_parents_query, parameters))
+
+
+_ages_query = sa.select(
+    partitions.c.partition_id, (calendar_ms() - partitions.c.opened_at).label("age_ms")
+).where(partitions.c.subject_id == sa.bindparam("of_subject"), partitions.c.opened_at.is_not(None))
+
+
+def read_ages_ms(connection: Connection, subject_id: int) -> dict[PartitionId, int]:
+    """Return a dict that maps each partition of a subject to the time since it was opened, in
+    milliseconds, as far as that is known.
+    """
+    rows = connection.execute(_ages_query, {"of_subject": subject_id})
+    return {row.partition_id: max(0, row.age_ms) for row in rows}
 
 
 def blocking_parents(

@@ -25,7 +25,7 @@ from ..cluster.announcements import unheard_ids_of_group
 from ..cluster.lost_database import check_database_complete
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import check_not_hidden
-from ..sql.dialect import insert_new
+from ..sql.dialect import calendar_ms, insert_new
 from ..sql.schema import accepted_folders, groups, sessions, starts, subjects, suspended_clients
 
 POLICY_COLUMNS = (
@@ -87,6 +87,7 @@ def build_member_settings(row: Any) -> MemberSettings:
 _settings_query = sa.select(
     groups.c.strategy,
     groups.c.suspended,
+    (calendar_ms() - groups.c.suspended_since).label("suspended_ms"),
     groups.c.start_at,
     groups.c.start_ms,
     *POLICY_COLUMNS,
@@ -96,7 +97,7 @@ _unstarted_query = sa.union(
     unheard_ids_of_group,
 ).order_by("partition_id")
 _suspended_clients_query = (
-    sa.select(suspended_clients.c.client)
+    sa.select(suspended_clients.c.client, calendar_ms() - suspended_clients.c.since)
     .where(suspended_clients.c.group_id == sa.bindparam("of_group"))
     .order_by(suspended_clients.c.client)
 )
@@ -108,6 +109,8 @@ def read_stored(
     """Return the stored settings of an existing group."""
     parameters = {"of_group": group_id}
     row = connection.execute(_settings_query, parameters).one()
+    clients = connection.execute(_suspended_clients_query, parameters).all()
+    clients_ms = [ms for _, ms in clients if ms is not None]
     return GroupSettings(
         subject=subject,
         group=group,
@@ -116,7 +119,11 @@ def read_stored(
         start=build_start(row),
         unstarted=tuple(connection.execute(_unstarted_query, parameters).scalars()),
         suspended=row.suspended,
-        suspended_clients=tuple(connection.execute(_suspended_clients_query, parameters).scalars()),
+        suspended_clients=tuple(client for client, _ in clients),
+        suspended_ms=None if row.suspended_ms is None else max(0, row.suspended_ms),
+        clients_suspended_ms=max(0, min(clients_ms))
+        if len(clients_ms) == len(clients) > 0
+        else None,
     )
 
 

@@ -39,7 +39,7 @@ from ..cluster.partitions import (
     is_expired_by_retention,
     select_granted,
 )
-from ..sql.dialect import insert_new
+from ..sql.dialect import insert_new, read_calendar_ms
 from ..sql.duties import DUTY_LEFT_MS, rebuilt_duty
 from ..sql.schema import (
     drained,
@@ -86,6 +86,9 @@ _update_unreached = sa.update(sessions).where(sessions.c.session == sa.bindparam
 _unreached_query = sa.select(sessions.c.session, sessions.c.unreached).where(
     sessions.c.group_id == sa.bindparam("of_group"), sessions.c.unreached != ""
 )
+_unreached_since_query = sa.select(sessions.c.unreached, sessions.c.unreached_since).where(
+    sessions.c.session == sa.bindparam("of_session")
+)
 _hosted_query = sa.select(partitions.c.partition_id, partitions.c.broker_group).where(
     partitions.c.subject_id == sa.bindparam("of_subject"),
     partitions.c.broker_group.in_(sa.bindparam("names", expanding=True)),
@@ -106,8 +109,16 @@ def store_unreached(connection: Connection, session: str, broker_groups: Collect
     group_id = read_live_session(connection, session).group_id
     lock_group(connection, group_id)
     read_live_session(connection, session)  # the session may have ended before the group was locked
-    names = " ".join(sorted(set(broker_groups)))
-    connection.execute(_update_unreached, {"of_session": session, "unreached": names})
+    stored = connection.execute(_unreached_since_query, {"of_session": session}).one()
+    known = dict(zip(stored.unreached.split(), stored.unreached_since.split(), strict=False))
+    now = read_calendar_ms(connection)
+    names = sorted(set(broker_groups))
+    row = {
+        "of_session": session,
+        "unreached": " ".join(names),
+        "unreached_since": " ".join(str(known.get(name, now)) for name in names),
+    }
+    connection.execute(_update_unreached, row)
     mark_unsettled(connection, group_id)
     return group_id
 

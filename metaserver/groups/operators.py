@@ -24,7 +24,7 @@ from ...protocol.ids import SessionId
 from ...protocol.routing import ConsumeStrategy, OrderStrategy
 from ..cluster.announcements import mark_unsettled
 from ..cluster.subjects import open_subject_row
-from ..sql.dialect import insert_new
+from ..sql.dialect import calendar_ms, insert_new, read_calendar_ms
 from ..sql.schema import groups, leases, sessions, suspended_clients
 from .group_rows import POLICY_COLUMNS, build_policy, policy_values, read_stored
 from .lease_rows import NO_CHANGES, Changes
@@ -126,8 +126,14 @@ def suspend_members(
     group_id = _lock_group_by_name(connection, subject, group)
     if request.client is None:
         is_this_group = groups.c.group_id == group_id
+        since = sa.case((groups.c.suspended, groups.c.suspended_since), else_=calendar_ms())
         connection.execute(
-            sa.update(groups).where(is_this_group).values(suspended=request.suspended)
+            sa.update(groups)
+            .where(is_this_group)
+            .values(
+                suspended=request.suspended,
+                suspended_since=since if request.suspended else None,
+            )
         )
     else:
         _suspend_client(connection, group_id, request.client, suspended=request.suspended)
@@ -143,7 +149,8 @@ def _suspend_client(connection: Connection, group_id: int, client: str, *, suspe
         is_client = sa.and_(is_in_group, suspended_clients.c.client == client)
         connection.execute(sa.delete(suspended_clients).where(is_client))
         return
-    insert_new(connection, suspended_clients, {"group_id": group_id, "client": client})
+    row = {"group_id": group_id, "client": client, "since": read_calendar_ms(connection)}
+    insert_new(connection, suspended_clients, row)
     count = sa.select(sa.func.count()).select_from(suspended_clients).where(is_in_group)
     if connection.execute(count).scalar_one() > SUSPENDED_CLIENTS_MAX:
         raise OverloadedError(Reason.SUSPENDED_CLIENTS, limit=SUSPENDED_CLIENTS_MAX)

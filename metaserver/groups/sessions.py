@@ -749,24 +749,37 @@ def leave_group(connection: Connection, session: str) -> int | None:
     if group_id is None:
         return None
     mark_unsettled(connection, group_id)
-    client = sa.select(sessions.c.client).where(sessions.c.session == session)
-    _note_end(connection, group_id, client.scalar_subquery(), left=True)
+    query = sa.select(sessions.c.client, _heard_at).where(sessions.c.session == session)
+    row = connection.execute(query).one_or_none()
+    if row is not None:
+        _note_end(connection, group_id, row.client, row.heard_at, left=True)
     end_sessions(connection, [SessionId(session)], LeaseEnd.LEFT)
     return group_id
 
 
-def _note_end(connection: Connection, group_id: int, client: Any, *, left: bool) -> None:
+_heard_at = (sessions.c.expires_at - sessions.c.ttl_ms).label("heard_at")
+"""The time of a session's last heartbeat."""
+
+
+def _note_end(
+    connection: Connection, group_id: int, client: str, heard_at: int, *, left: bool
+) -> None:
     """Record, for operators, which consumer of the group was the last to end, and whether it
     left.
     """
-    ended = {"ended_client": client, "ended_left": left, "ended_at": now_ms()}
+    ended = {
+        "ended_client": client,
+        "ended_left": left,
+        "ended_at": now_ms(),
+        "ended_heard_at": heard_at,
+    }
     connection.execute(sa.update(groups).where(groups.c.group_id == group_id).values(**ended))
 
 
 _delete_expired = (
     sa.delete(sessions)
     .where(sessions.c.group_id == sa.bindparam("of_group"), sessions.c.expires_at <= now_ms())
-    .returning(sessions.c.session, sessions.c.client)
+    .returning(sessions.c.session, sessions.c.client, _heard_at)
 )
 _delete_sessions = (
     sa.delete(sessions)
@@ -791,7 +804,8 @@ def end_expired_sessions(connection: Connection, group_id: int) -> list[SessionI
     ids = [SessionId(row.session) for row in expired_sessions]
     if ids:
         _free_leases_of(connection, expired_sessions, LeaseEnd.EXPIRED)
-        _note_end(connection, group_id, max(row.client for row in expired_sessions), left=False)
+        heard_at, client = max((row.heard_at, row.client) for row in expired_sessions)
+        _note_end(connection, group_id, client, heard_at, left=False)
     return ids
 
 

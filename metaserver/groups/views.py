@@ -25,10 +25,17 @@ from ...protocol.ids import SessionId, check_name
 from ...protocol.progress import PendingReset, ResetGroup
 from ...protocol.routing import ConsumeStrategy
 from ..cluster.losses import read_given_up
-from ..cluster.partitions import subject_partitions
+from ..cluster.partitions import read_ages_ms, subject_partitions
 from ..cluster.subjects import PLANNED, SERVED, open_subject_row
 from ..cluster.unfinished import UNFINISHED
-from ..sql.dialect import SqliteVersion, begin_snapshot, now_ms, read_in_chunks, read_sqlite_version
+from ..sql.dialect import (
+    SqliteVersion,
+    begin_snapshot,
+    calendar_ms,
+    now_ms,
+    read_in_chunks,
+    read_sqlite_version,
+)
 from ..sql.duties import duty_left_ms, reset_duty
 from ..sql.schema import (
     groups,
@@ -238,6 +245,7 @@ def read_group(connection: Connection, subject: str, group: str) -> GroupView:
     rows = connection.execute(sa.select(leases).where(leases.c.group_id == group_id))
     leases_by_id = {lease.partition_id: lease for lease in rows}
     owned = Counter(lease.session for lease in leases_by_id.values())
+    ages_ms = read_ages_ms(connection, row.subject_id)
     owners = []
     for partition in subject_partitions(connection, row.subject_id, SERVED):
         lease = leases_by_id.get(partition.partition_id)
@@ -253,6 +261,8 @@ def read_group(connection: Connection, subject: str, group: str) -> GroupView:
                 client=None if session is None else session.client,
                 expires_in_ms=None if session is None else max(0, session.left_ms),
                 hands_over_to=None if heir is None else heir.client,
+                age_ms=ages_ms.get(partition.partition_id),
+                previous_client=None if lease is None else lease.previous_client,
             )
         )
     return GroupView(
@@ -276,6 +286,10 @@ def read_group(connection: Connection, subject: str, group: str) -> GroupView:
                 filter=session.filter,
                 unreached=tuple(session.unreached.split()),
                 session=session.session,
+                unreached_ms=tuple(
+                    max(0, session.calendar_ms - int(since))
+                    for since in session.unreached_since.split()
+                ),
             )
             for session in live_sessions.values()
         ),
@@ -290,6 +304,8 @@ _live_query = (
         sessions.c.ttl_ms,
         sessions.c.filter,
         sessions.c.unreached,
+        sessions.c.unreached_since,
+        calendar_ms().label("calendar_ms"),
         (sessions.c.expires_at - now_ms()).label("left_ms"),
         sa.or_(sessions.c.suspended, groups.c.suspended, client_is_suspended).label("suspended"),
     )
@@ -298,7 +314,10 @@ _live_query = (
     .order_by(sessions.c.joined)
 )
 _ended_query = sa.select(
-    groups.c.ended_client, groups.c.ended_left, (now_ms() - groups.c.ended_at).label("ended_ms")
+    groups.c.ended_client,
+    groups.c.ended_left,
+    (now_ms() - groups.c.ended_at).label("ended_ms"),
+    (now_ms() - groups.c.ended_heard_at).label("heard_ms"),
 ).where(groups.c.group_id == sa.bindparam("of_group"), groups.c.ended_client.is_not(None))
 
 
@@ -306,8 +325,12 @@ def _read_ended(connection: Connection, group_id: int) -> EndedMember | None:
     row = connection.execute(_ended_query, {"of_group": group_id}).one_or_none()
     if row is None:
         return None
-    ended_ms = None if row.ended_ms is None else max(0, row.ended_ms)
-    return EndedMember(client=row.ended_client, left=bool(row.ended_left), ended_ms=ended_ms)
+    return EndedMember(
+        client=row.ended_client,
+        left=bool(row.ended_left),
+        ended_ms=None if row.ended_ms is None else max(0, row.ended_ms),
+        heard_ms=None if row.heard_ms is None else max(0, row.heard_ms),
+    )
 
 
 _revision_query = sa.select(groups.c.version, groups.c.last_token).where(
@@ -341,9 +364,11 @@ def _read_silent_ms(connection: Connection, group_id: int) -> int | None:
     return None if silent_ms is None else max(0, silent_ms)
 
 
-_reset_query = sa.select(live_resets.c.ask, live_resets.c.begun).where(
-    live_resets.c.group_id == sa.bindparam("of_group"), live_resets.c.answer.is_(None)
-)
+_reset_query = sa.select(
+    live_resets.c.ask,
+    live_resets.c.begun,
+    (calendar_ms() - live_resets.c.asked_at).label("asked_ms"),
+).where(live_resets.c.group_id == sa.bindparam("of_group"), live_resets.c.answer.is_(None))
 
 
 def _read_pending_reset(connection: Connection, group_id: int) -> PendingReset | None:
@@ -352,7 +377,12 @@ def _read_pending_reset(connection: Connection, group_id: int) -> PendingReset |
         return None
     request = msgspec.json.decode(row.ask, type=ResetGroup)
     owners = connection.execute(OWNERS, {"of_group": group_id}).scalars()
-    return PendingReset(to=request.to, begun=row.begun, waits_for=tuple(owners))
+    return PendingReset(
+        to=request.to,
+        begun=row.begun,
+        waits_for=tuple(owners),
+        asked_ms=None if row.asked_ms is None else max(0, row.asked_ms),
+    )
 
 
 def find_open_group(

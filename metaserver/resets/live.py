@@ -53,6 +53,7 @@ from ...protocol.text import listed
 from ..cluster.announcements import mark_unsettled
 from ..groups.views import OWNERS, find_open_group
 from ..sql.database import Database
+from ..sql.dialect import calendar_ms
 from ..sql.schema import groups, live_resets, subjects
 from .service import ResetService
 
@@ -118,7 +119,7 @@ def plan_live_reset(connection: Connection, group_id: int, request: ResetGroup) 
             raise BusyError(Reason.GROUP_BUSY, "another reset of this consumer group is running")
         return int(pending_row.reset_id)
     connection.execute(sa.delete(live_resets).where(live_resets.c.group_id == group_id))
-    row = {"group_id": group_id, "ask": text}
+    row = {"group_id": group_id, "ask": text, "asked_at": calendar_ms()}
     inserted_row = connection.execute(
         sa.insert(live_resets).values(row).returning(live_resets.c.reset_id)
     )

@@ -111,7 +111,9 @@ def restart_times(connection: Connection, *, broker_ttl_ms: int) -> None:
     is_lost = sa.exists().where(lost_folders.c.broker_id == brokers.c.broker_id)
     expires_at = sa.case((is_lost, 0), else_=now_ms() + broker_ttl_ms)
     connection.execute(sa.update(brokers).values(seen_at=now_ms(), expires_at=expires_at))
-    connection.execute(sa.update(groups).values(idle_since=None, ended_at=None))
+    connection.execute(
+        sa.update(groups).values(idle_since=None, ended_at=None, ended_heard_at=None)
+    )
     connection.execute(sa.update(subjects).values(hidden_since=None))
     connection.execute(sa.update(operations).values(driven_until=now_ms()))
     connection.execute(sa.update(copy_sets).values(handing_to=None, handing_until=None))

@@ -67,6 +67,15 @@ def _sqlite_calendar(_element: calendar_ms, _compiler: Any, **_kwargs: Any) -> s
     return "keylane_calendar_ms()"
 
 
+def read_calendar_ms(connection: Connection) -> int:
+    """Return the calendar's time at the database."""
+    time_ms: int = connection.execute(_calendar_query).scalar_one()
+    return time_ms
+
+
+_calendar_query = sa.select(calendar_ms())
+
+
 def begin_snapshot(connection: Connection) -> None:
     """
     Make all statements of a read-only transaction see the same snapshot. Must be called before the

@@ -126,6 +126,11 @@ brokers = Table(
         server_default="",
         comment="why it accepts no writes; empty: it accepts them, or the reason is not known",
     ),
+    Column(
+        "refusing_since",
+        BigInteger,
+        comment="calendar of the database, ms; none: it accepts writes",
+    ),
 )
 
 metaservers = Table(
@@ -426,6 +431,7 @@ groups = Table(
         server_default=false(),
         comment="an operator has suspended it",
     ),
+    Column("suspended_since", BigInteger, comment="calendar of the database, ms; none: not known"),
     Column(
         "idle_since",
         BigInteger,
@@ -434,6 +440,9 @@ groups = Table(
     Column("ended_client", String(512), comment="consumer whose session ended last; null: none"),
     Column("ended_left", Boolean, comment="true: it left the group; false: its ttl ended"),
     Column("ended_at", BigInteger, comment="null: not known"),
+    Column(
+        "ended_heard_at", BigInteger, comment="last heartbeat of that consumer; null: not known"
+    ),
     UniqueConstraint("subject_id", "name"),
     sqlite_autoincrement=True,  # ids are never reused
 )
@@ -498,6 +507,13 @@ sessions = Table(
         server_default="",
         comment="broker groups to which it cannot connect, separated by spaces",
     ),
+    Column(
+        "unreached_since",
+        String(4_096),
+        nullable=False,
+        server_default="",
+        comment="for each of these the calendar of the database, ms, separated by spaces",
+    ),
     Index(None, "expires_at"),
 )
 
@@ -561,6 +577,7 @@ suspended_clients = Table(
     metadata,
     Column("group_id", ForeignKey(groups.c.group_id), primary_key=True),
     Column("client", String(512), primary_key=True),
+    Column("since", BigInteger, comment="calendar of the database, ms; none: not known"),
     comment="members that an operator has suspended by name",
 )
 
@@ -576,6 +593,7 @@ live_resets = Table(
         Text,
         comment="GroupReset as JSON; null: the group is granted nothing",
     ),
+    Column("asked_at", BigInteger, comment="calendar of the database, ms; none: not known"),
     sqlite_autoincrement=True,
     comment="resets of groups with live consumers",
 )

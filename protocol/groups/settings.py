@@ -158,3 +158,9 @@ class GroupSettings(Struct, frozen=True, kw_only=True):
     """True if an operator has suspended the whole group."""
     suspended_clients: tuple[str, ...] = ()
     """The sorted names of the clients that an operator has suspended."""
+    suspended_ms: int | None = None
+    """The time since the whole group was suspended, in milliseconds; None if it is not, or if not
+    known.
+    """
+    clients_suspended_ms: int | None = None
+    """The time since the last of these clients was suspended, in milliseconds; None as above."""

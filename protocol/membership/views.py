@@ -49,6 +49,18 @@ class BrokerView(Struct, frozen=True, kw_only=True):
     """False if it has no partition, but for expired ones. True also if a metaserver of 0.2 answers,
     which does not tell.
     """
+    refusing_ms: int | None = None
+    """The time for which it has accepted no writes, in milliseconds; None if it accepts them, or if
+    not known.
+    """
+    copies: tuple[str, ...] = ()
+    """The ids of the copies that acks wait for."""
+    promoted: str = ""
+    """The copy that has the broker's place and does not serve yet; "" if there is none."""
+    refused_copies: dict[str, str] = {}
+    """Maps each copy that has lately asked for the broker's place in vain to the reason, as far as
+    the metaserver that answers knows.
+    """
 
     @property
     def state(self) -> str:

@@ -144,6 +144,12 @@ not acked the message.
 """
 
 
+OTHERS_FAILING_MAX = 3
+"""How many failing messages are reported besides the oldest one."""
+FAILING_COUNTED_MAX = 1_000
+"""The largest number of failing messages of a partition that its owner remembers."""
+
+
 class FailingMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The oldest failing or hanging message of a partition. Its owner reports it with acks, and the
     broker keeps it in memory.
@@ -172,6 +178,14 @@ class FailingMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     running_ms: int | None = None
     """How long the handler or the program had been working on the message at `at_ms`, in
     milliseconds; None if it waits for its next attempt.
+    """
+    others: Annotated[tuple[FailingMessage, ...], Meta(max_length=OTHERS_FAILING_MAX)] = ()
+    """Those other failing or hanging messages of the partition that failed last, the last one
+    first.
+    """
+    others_count: Annotated[int, Meta(ge=0)] | None = None
+    """The number of other failing or hanging messages of the partition, of which the owner counts
+    up to FAILING_COUNTED_MAX; None if not reported.
     """
 
 

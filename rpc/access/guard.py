@@ -51,7 +51,7 @@ from ...protocol.log_filter import Allowance, LineLimit
 from . import audit
 from .audit_events import call_detail
 from .caller import UNKNOWN_CALLER, AccessTarget, Caller
-from .pacing import GRACE_MS, HTTP_HOLD_MS, NO_DELAY, Delay, Pacing, quota_exceeded
+from .pacing import GRACE_MS, HTTP_HOLD_MS, NO_DELAY, Delay, Limited, Pacing, quota_exceeded
 from .peers import Peer
 
 AUTHENTICATE_S = 5.0
@@ -333,12 +333,9 @@ class Guard:
                 waited_ms += delay.ms
         return round(waited_ms)
 
-    def limited(self, subject: str) -> tuple[str, int]:
-        """Return the quota for which calls about a subject wait now, and for how long, in
-        milliseconds; "" and 0 if they do not wait.
-        """
-        delay = self.pacing.limited(subject, self._clock.boot_ms())
-        return delay.limit, round(delay.ms)
+    def limited(self, subject: str) -> Limited:
+        """Return the quota for which calls about a subject wait now."""
+        return self.pacing.limited(subject, self._clock.boot_ms())
 
     def charge(self, caller: Caller, size: int) -> None:
         """Count the bytes of a request or an answer against the caller's quota."""

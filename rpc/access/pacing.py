@@ -69,6 +69,21 @@ class Delay(NamedTuple):
 
 
 NO_DELAY = Delay(0.0, "")
+PAUSE_MS = 5_000
+"""Calls that wait for a limit again after a shorter time have waited for it all the time."""
+
+
+class Limited(NamedTuple):
+    """The limit for which calls about a subject wait; "" if they do not."""
+
+    limit: str
+    left_ms: int
+    """How long they wait for it yet, in milliseconds."""
+    for_ms: int
+    """The time since calls began to wait for it, in milliseconds."""
+
+
+NOT_LIMITED = Limited("", 0, 0)
 
 
 class _PrincipalBuckets:
@@ -90,8 +105,10 @@ class Pacing:
         """The number of open data-plane connections by principal."""
         self.waited_ms: Counter[str] = Counter()
         """The total waiting time of calls in milliseconds, by principal."""
-        self._limited: OrderedDict[str, tuple[str, float]] = OrderedDict()
-        """By subject, the limit for which a call about it waited last, and until when."""
+        self._limited: OrderedDict[str, tuple[str, float, float]] = OrderedDict()
+        """By subject, the limit for which a call about it waited last, until when, and since when
+        calls have waited for it.
+        """
 
     def delay(
         self,
@@ -154,15 +171,20 @@ class Pacing:
 
     def note_limited(self, subject: str, delay: Delay, now_ms: float) -> None:
         """Note that a call about a subject has to wait."""
-        self._limited[subject] = delay.limit, now_ms + delay.ms
+        limit, until_ms, since_ms = self._limited.get(subject, ("", 0.0, 0.0))
+        if limit != delay.limit or now_ms - until_ms > PAUSE_MS:
+            since_ms = now_ms
+        self._limited[subject] = delay.limit, now_ms + delay.ms, since_ms
         self._limited.move_to_end(subject)
         if len(self._limited) > KNOWN_MAX:
             self._limited.popitem(last=False)
 
-    def limited(self, subject: str, now_ms: float) -> Delay:
-        """Return for how long calls about a subject have to wait yet, and for which limit."""
-        limit, until_ms = self._limited.get(subject, ("", 0.0))
-        return Delay(until_ms - now_ms, limit) if until_ms > now_ms else NO_DELAY
+    def limited(self, subject: str, now_ms: float) -> Limited:
+        """Return for which limit calls about a subject have to wait now."""
+        limit, until_ms, since_ms = self._limited.get(subject, ("", 0.0, 0.0))
+        if until_ms <= now_ms:
+            return NOT_LIMITED
+        return Limited(limit, round(until_ms - now_ms), round(now_ms - since_ms))
 
     def add_connection(self, principal: str, quota: Quota) -> None:
         """Count a new connection. Raises ConnectionQuotaError."""

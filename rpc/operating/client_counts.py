@@ -13,6 +13,7 @@ from weakref import ref
 from .histogram import Histogram
 
 LATENCY_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
+HANDLING_BOUNDS_S = (0.0001, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class _Counts(Protocol):
@@ -68,9 +69,9 @@ class ProducerCounts:
 class ConsumerCounts:
     """What a consumer counts from its opening on."""
 
-    __slots__ = ("_share", "bytes", "failed_tries", "lost_leases", "messages")
+    __slots__ = ("_share", "bytes", "failed_tries", "handling", "lost_leases", "messages")
 
-    def __init__(self, share: Share | None = None) -> None:
+    def __init__(self, share: Share | None = None, handling: Histogram | None = None) -> None:
         self._share = None if share is None else ref(share)
         self.messages = 0
         """Messages that were pulled."""
@@ -79,6 +80,8 @@ class ConsumerCounts:
         self.failed_tries = 0
         """Tries of messages that failed in the handler."""
         self.lost_leases = 0
+        self.handling = Histogram(HANDLING_BOUNDS_S) if handling is None else handling
+        """For each call of the handler, how long it took."""
 
     @property
     def load(self) -> tuple[int, int]:
@@ -97,6 +100,7 @@ class ConsumerCounts:
         self.bytes += other.bytes
         self.failed_tries += other.failed_tries
         self.lost_leases += other.lost_leases
+        self.handling.add(other.handling)
 
 
 C = TypeVar("C", bound=_Counts)

@@ -30,6 +30,12 @@ class Histogram:
         if duration_ns > 0:
             self.sum_ns += duration_ns
 
+    def observe_many(self, count: int, total_ns: int) -> None:
+        """Count durations of which only the sum is known, by their mean."""
+        if count > 0:
+            self._counts[bisect_left(self._bounds_ns, total_ns // count)] += count
+            self.sum_ns += max(0, total_ns)
+
     def add(self, other: Histogram) -> None:
         """Count the durations of another histogram with the same bounds."""
         self._counts = [sum(pair) for pair in zip(self._counts, other._counts, strict=True)]

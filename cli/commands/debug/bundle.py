@@ -138,11 +138,13 @@ def _read_settings(config: Path) -> dict[str, list[Any]]:
 def _add_settings(contents: Contents, config: Path) -> None:
     found = _read_settings(config)
     unread = [program for program in _programs_in(config) if program not in found]
-    for program in unread or ([] if found else ["server"]):
+    for program in unread:
         contents.miss(
             f"the settings of a {program} in {config}",
-            "they cannot be read: see keylane config show --config",
+            f"they cannot be read: see keylane config show {program} --config {config}",
         )
+    if not (unread or found):
+        contents.miss(f"the settings in {config}", "it is no settings file of a server")
     for program, settings in found.items():
         values = {
             each.name: {

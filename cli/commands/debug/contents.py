@@ -22,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ....protocol.control import PartitionStatus
-from ....protocol.parked import ParkedView
+from ....protocol.parked import FailingMessage, ParkedView
 from ....protocol.text import key_digest, mask_password, printable
 
 PART_BYTES_MAX = 16 << 20
@@ -156,10 +156,14 @@ def status_without_values(status: PartitionStatus) -> PartitionStatus:
         groups=tuple(
             group
             if group.failing is None
-            else replace(group, failing=replace(group.failing, text=""))
+            else replace(group, failing=_failing_without_text(group.failing))
             for group in status.groups
         ),
     )
+
+
+def _failing_without_text(failing: FailingMessage) -> FailingMessage:
+    return replace(failing, text="", others=tuple(map(_failing_without_text, failing.others)))
 
 
 def parked_without_values(view: ParkedView) -> dict[str, object]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Annotated, cast
 
 from ...answer import CommonOptions, expand_options
 from ...groups import Command, CommandGroup
 from ...options import ConsumerGroupArgument, SubjectArgument
+from ...parameters import Option
 from .selection import (
     DeadMessageOptions,
     DeadRedriveOptions,
@@ -31,14 +32,24 @@ def parked_list(
     group: ConsumerGroupArgument,
     *,
     selection: Selection,
+    limit: Annotated[
+        int | None,
+        Option(
+            "--limit",
+            "-n",
+            min=1,
+            help="At most this many keys; unordered messages are then not grouped by error.",
+        ),
+    ] = None,
     common: CommonOptions,
 ) -> None:
     """Show the parked keys of a consumer group, each with its last failure, and unordered messages
-    grouped by error.
+    grouped by error. While a broker is away, those of the others are shown, and the exit status is
+    1.
     """
     from .keys import list_parked
 
-    common.run(list_parked, subject, group, selection)
+    common.run(list_parked, subject, group, selection, limit=limit)
 
 
 @parked_app.add("show", shows=".commands.parked.messages:ParkedMessageFields")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 import click
 
 from ....admin import Admin, ParkedKeyView, ParkState
-from ....protocol.errors import ConfigError, UnreachableError
+from ....protocol.errors import ConfigError, NotFoundError, UnreachableError
 from ....protocol.text import counted, format_time
 from ...confirmation import confirm
 from ...connection import open_admin
@@ -31,6 +32,7 @@ from .selection import (
 if TYPE_CHECKING:
     from rich.table import Table
 
+T = TypeVar("T")
 COLUMNS = (
     *("partition#", "key", "state", "messages#", "parked since", "oldest", "tries#"),
     *("failed at", "last failure", "consumer", "next try"),
@@ -44,11 +46,31 @@ number and last failure are shown.
 
 
 async def list_parked(
-    meta: str, output: OutputFormat, subject: str, group: str, selection: Selection
+    meta: str,
+    output: OutputFormat,
+    subject: str,
+    group: str,
+    selection: Selection,
+    *,
+    limit: int | None,
 ) -> None:
-    """Show the selected parked keys. The exit status is 1 if a partition could not be asked."""
+    """Show the selected parked keys, at most `limit`. The exit status is 1 if a partition could not
+    be asked.
+    """
     async with open_admin(meta) as admin:
-        views, unlisted = await _listed_views(admin, subject, group, selection)
+        views, unlisted = await from_reachable(
+            admin,
+            subject,
+            group,
+            selection,
+            lambda chosen: (
+                _views_by_error(admin, subject, group, chosen)
+                if limit is None
+                else _first_views(admin, subject, group, chosen, limit + 1)
+            ),
+        )
+    more = limit is not None and len(views) > limit
+    views = views[:limit]
     if output is not OutputFormat.TABLE:
         show_data(output, [key_fields(view) for view in views])
     elif views:
@@ -56,31 +78,63 @@ async def list_parked(
     elif not unlisted:
         description = "no dead letters" if selection.among_dead else "nothing is parked"
         show_line(f"{group} on {subject}: {description}")
-    for partition_id, problem in unlisted.items():
+    if more:
+        show_line(f"there are more than these {limit}: --limit shows more", errors=True)
+    name_unreached(unlisted)
+
+
+def name_unreached(unreached: Mapping[int, str]) -> None:
+    """Name the partitions that are missing in an answer, if there are any, with their problems, and
+    end the command with status 1.
+    """
+    for partition_id, problem in unreached.items():
         show_line(f"partition {partition_id} is not listed: {problem}", errors=True)
-    if unlisted:
+    if unreached:
         raise click.exceptions.Exit(1)
 
 
-async def _listed_views(
-    admin: Admin, subject: str, group: str, selection: Selection
-) -> tuple[list[ParkedKeyView], dict[int, str]]:
-    """Return the selected parked keys, and the problem of each partition whose broker does not
-    respond. Raises UnreachableError if none responds.
+async def from_reachable(
+    admin: Admin,
+    subject: str,
+    group: str,
+    selection: Selection,
+    ask: Callable[[Selection], Awaitable[list[T]]],
+) -> tuple[list[T], dict[int, str]]:
+    """
+    Return what is asked for of all partitions, and the problem of each partition whose broker does
+    not respond.
+
+    Raises:
+        UnreachableError: none responds.
+        Any other error of `ask`; NotFoundError only if all respond.
     """
     try:
-        return await _views_by_error(admin, subject, group, selection), {}
+        return await ask(selection), {}
     except UnreachableError:
         partitions = (await admin.describe_group(subject, group)).partitions
         unlisted = {each.partition_id: each.problem for each in partitions if each.problem}
         listed = sorted({each.partition_id for each in partitions} - unlisted.keys())
         if selection.partition is not None or not listed or not unlisted:
             raise
-    views = []
+    found: list[T] = []
     for partition_id in listed:
-        of_partition = replace(selection, partition=partition_id)
-        views += await _views_by_error(admin, subject, group, of_partition)
-    return views, unlisted
+        with contextlib.suppress(NotFoundError):
+            found += await ask(replace(selection, partition=partition_id))
+    return found, unlisted
+
+
+async def _first_views(
+    admin: Admin, subject: str, group: str, selection: Selection, count: int
+) -> list[ParkedKeyView]:
+    """Return up to `count` of the selected parked keys, and read the keys of no further
+    partition.
+    """
+    views: list[ParkedKeyView] = []
+    async for view in admin.parked(subject, group, retrying=True, **selection.arguments):
+        views.append(view)
+        if len(views) == count:
+            break
+    return views
 
 
 async def _views_by_error(

@@ -25,7 +25,7 @@ from ...connection import open_admin
 from ...message_json import MessageFields, message_fields
 from ...options import OutputFormat, parse_headers
 from ...screen import make_table, show_data, show_line, show_row, show_table
-from .keys import list_views
+from .keys import from_reachable, list_views, name_unreached
 from .selection import (
     SELECTORS,
     EditOptions,
@@ -89,23 +89,32 @@ SKIPPED_SHOWN = 10
 async def show_parked(
     meta: str, output: OutputFormat, subject: str, group: str, selection: Selection, *, first: int
 ) -> None:
-    """Show the oldest parked messages of each selected key. Raises NotFoundError."""
+    """Show the oldest parked messages of each selected key. The exit status is 1 if a partition
+    could not be asked. Raises NotFoundError.
+    """
     if not (selection.is_limited or selection.among_dead):
         raise ConfigError(f"select messages: {SELECTORS}")
     async with open_admin(meta) as admin:
-        messages = await _messages(admin, subject, group, selection, first)
+        messages, unread = await from_reachable(
+            admin,
+            subject,
+            group,
+            selection,
+            lambda chosen: _messages(admin, subject, group, chosen, first),
+        )
         total = 0
-        if output is OutputFormat.TABLE and len(messages) >= first:
+        if output is OutputFormat.TABLE and len(messages) >= first and not unread:
             views = await list_views(admin, subject, group, selection)
             total = sum(view.messages for view in views)
     if output is not OutputFormat.TABLE:
         for each in messages:
             show_row(output, _fields(each))
-        return
-    count = counted(len(messages), "message")
-    if total > len(messages):
-        count = f"the first {len(messages)} of {counted(total, 'message')}"
-    show_table(message_table(f"{_selection_text(selection)}: {count}", messages))
+    elif messages or not unread:
+        count = counted(len(messages), "message")
+        if total > len(messages):
+            count = f"the first {len(messages)} of {counted(total, 'message')}"
+        show_table(message_table(f"{_selection_text(selection)}: {count}", messages))
+    name_unreached(unread)
 
 
 class SkipResult(TypedDict):

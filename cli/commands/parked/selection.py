@@ -131,6 +131,14 @@ class Selection:
         return self.by_key or any(other is not None for other in other_options)
 
 
+def named_key(key: str | None, key_hex: str | None) -> bytes | None:
+    """Return the order key that --key or --key-hex names; None if neither is given. Raises
+    ConfigError.
+    """
+    found = Selection(key, key_hex).selected_key()
+    return None if isinstance(found, EllipsisType) else found
+
+
 @dataclass(frozen=True, slots=True)
 class DeadSelection(Selection):
     """The options that select dead letters."""

@@ -207,6 +207,30 @@ def test_bundle_says_that_it_lacks_copies_when_the_metaserver_hangs(
     assert missing["the list of brokers"]
 
 
+def test_bundle_has_the_settings_of_both_servers_when_they_are_in_one_file(tmp_path: Path):
+    bundle, config = tmp_path / "bundle.tar.gz", tmp_path / "servers.toml"
+    other = tmp_path / "no.toml"
+    other.write_text("[other]\n")
+    config.write_text(
+        '[broker]\ngroup = "g1"\ndata = "/x"\nmeta = "a:1"\n[metaserver]\ndata = "/y"\n'
+    )
+    done = run_keylane(
+        *("debug", "bundle", str(bundle), "--meta", "127.0.0.1:1"),
+        *("--config", str(config), "--config", str(other)),
+    )
+    assert done.returncode == 0, done.stderr
+    parts = read(bundle)
+    data = {
+        program: parts[f"settings/{program}-servers.toml.json"]["data"]["value"]
+        for program in ("broker", "metaserver")
+    }
+    assert data == {"broker": "/x", "metaserver": "/y"}
+    missing = {each["what"] for each in parts["contents.json"]["missing"]}
+    assert [each for each in missing if each.startswith("the settings")] == [
+        f"the settings in {other}"
+    ]
+
+
 def test_bundle_names_servers_that_are_gone_and_replaces_no_file_unasked(tmp_path: Path):
     bundle = tmp_path / "bundle.tar.gz"
     config = tmp_path / "servers.toml"
@@ -222,6 +246,7 @@ def test_bundle_names_servers_that_are_gone_and_replaces_no_file_unasked(tmp_pat
     assert {"metaserver 127.0.0.1:1", "broker 127.0.0.1:2", "the list of brokers"} <= missing
     assert "settings/broker-servers.toml.json" in parts
     assert f"the settings of a metaserver in {config}" in missing
+    assert f"keylane config show metaserver --config {config}" in done.stdout.replace("\n", "")
     before = bundle.read_bytes()
     refused = run_keylane(*words)
     assert refused.returncode == 1

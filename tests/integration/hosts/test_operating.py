@@ -127,6 +127,8 @@ async def test_metrics_time_messages_from_send_to_ack(file_cluster: Cluster) -> 
     assert kinds >= {"append", "acquire", "pull", "ack", "release"}
     assert value_of("keylane_consumer_received_messages_total", names) == 10
     assert value_of("keylane_consumer_failed_tries_total", names) == 1
+    assert value_of("keylane_consumer_handler_seconds_count", names) == 11
+    assert 0 < value_of("keylane_consumer_handler_seconds_sum", names) < 60
     assert value_of("keylane_consumer_partitions", names) == 0
     assert value_of("keylane_producer_acked_messages_total") >= 10
     assert value_of("keylane_producer_ack_seconds_count") >= 10

@@ -331,6 +331,41 @@ async def test_read_command_prints_messages_and_makes_no_group(shared_cluster: C
     assert await groups_of(shared_cluster, "read-command") == []
 
 
+@pytest.mark.cluster(brokers=2)
+async def test_read_command_prints_what_others_have_while_a_broker_is_away(cluster: Cluster):
+    """What is missing is named, and the exit status says it; a key that is elsewhere is whole."""
+    subject = "read-away"
+    await cluster.create(subject, partitions=2)
+    await send(cluster, subject, range(2))
+    homes = {each.key: each.partition_id for each in await read(cluster, subject)}
+    async with Admin(cluster.meta) as admin:
+        gone, *_ = (await admin.describe_subject(subject)).partitions
+    (killed,) = (each for each in cluster.brokers if each.address == gone.address)
+    await asyncio.to_thread(killed.kill)
+
+    async def run(*words: str) -> tuple[int, list[str], str]:
+        words = ("read", subject, *words, "--meta", cluster.meta, "--output", "{key} {value}")
+        done = await asyncio.to_thread(run_keylane, *words)
+        return done.returncode, sorted(done.stdout.splitlines()), done.stderr
+
+    there = [key for key in KEYS if homes[key] != gone.partition_id]
+    away = next(key for key in KEYS if homes[key] == gone.partition_id)
+    status, lines, errors = await run()
+    assert lines == sorted(f"{key.decode()} {number}" for key in there for number in range(2))
+    assert f"partition {gone.partition_id} is not read: " in errors
+    assert status == 1
+    key = there[0]
+    assert await run("--key-hex", key.hex()) == (0, [f"{key.decode()} 0", f"{key.decode()} 1"], "")
+    status, lines, errors = await run("--key-hex", away.hex())
+    assert (status, lines) == (1, [])
+    assert f"partition {gone.partition_id} is not read: " in errors
+    status, lines, errors = await run("--partition", str(gone.partition_id))
+    assert (status, lines) == (1, [])
+    assert "is not read" not in errors
+    status, lines, errors = await run("--key", "a", "--key-hex", "00")
+    assert (status, lines, "give one of --key, --key-hex" in errors) == (1, [], True)
+
+
 async def test_iteration_ends_with_a_typed_error_when_another_task_closes_the_reader(
     shared_cluster: Cluster,
 ):

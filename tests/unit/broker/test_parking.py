@@ -400,8 +400,15 @@ async def test_failing_message_is_shown_until_it_is_acked(desk: ParkedDesk):
     assert shown() == failing(5), "an ack without one takes nothing back"
     await desk.say(Ack(1, "audit", SESSION, 1, (), (), failing(5, since_ms=70, text="worse")))
     assert shown() == replace(failing(5, text="worse"), at_ms=70)
-    with pytest.raises(InvalidRequestError):
-        await desk.say(Ack(1, "audit", SESSION, 1, (), (), failing(40)))
+    several = replace(failing(5, since_ms=50, text="worse"), others=(failing(6),), others_count=1)
+    await desk.say(Ack(1, "audit", SESSION, 1, (), (), several))
+    assert shown() == several
+    nested = replace(failing(5), others=(several,), others_count=1)
+    for wrong in (failing(40), replace(failing(5), others=(failing(40),)), nested):
+        with pytest.raises(InvalidRequestError):
+            await desk.say(Ack(1, "audit", SESSION, 1, (), (), wrong))
+    desk.group.clear_hanging()
+    assert shown() == failing(5, since_ms=50, text="worse"), "the owner handles nothing any more"
     await desk.say(Ack(1, "audit", SESSION, 1, ((5, 6),)))
     assert shown() is None
 

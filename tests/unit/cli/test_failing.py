@@ -1,6 +1,7 @@
 """What people read about a message that holds a group up."""
 
 import pytest
+from msgspec.structs import replace
 
 from keylane.cli.failing import failing_lines
 from keylane.protocol.groups import FailurePolicy, GroupPolicy
@@ -18,6 +19,10 @@ def test_lines_name_what_fails_and_what_can_be_done():
         "partition 7: billing fails at offset 4, key digest 1, since "
         "1970-01-01T00:00:01.000+00:00: "
         "ValueError: no\\ntown (12 tries, last at 1970-01-01T00:00:09.000+00:00, consumer host-1)"
+    )
+    several = replace(failing, others_count=3)
+    assert failing_lines("orders", "billing", 7, several)[0].endswith(
+        "; 3 more messages of it fail too"
     )
     assert shown_by == (
         "  the message with its key: keylane read orders --partition 7 --from 4 -n 1"

@@ -27,6 +27,11 @@ def test_group_that_has_acked_everything_has_nothing_wrong():
     assert wrong_causes(explanation("all_acked", "nothing_stored"), is_stuck=True) == []
 
 
+def test_scheduled_messages_are_wrong_only_when_they_are_late():
+    assert wrong_causes(explanation("scheduled"), is_stuck=True) == []
+    assert len(wrong_causes(explanation("scheduled_late"), is_stuck=False)) == 1
+
+
 def test_sentences_begin_with_what_holds_everything_up():
     found = sentences(
         [

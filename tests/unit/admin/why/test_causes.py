@@ -19,13 +19,21 @@ from keylane.protocol.control import (
     WaitingProducer,
 )
 from keylane.protocol.groups import FailurePolicy, GroupPolicy, GroupSettings
-from keylane.protocol.parked import FailingMessage, Failure, ParkedTotals, ParkState
+from keylane.protocol.parked import (
+    FAILING_COUNTED_MAX,
+    FailingMessage,
+    Failure,
+    ParkedTotals,
+    ParkState,
+)
+from keylane.protocol.progress import PendingReset, ResetTo
 from keylane.protocol.reading.newest import NewestMessage
 from keylane.protocol.routing import (
     LOGICAL_PARTITIONS,
     PartitionState,
     logical_partition,
 )
+from keylane.protocol.scheduled.receipt import ScheduledPage, ScheduledView
 from keylane.protocol.text import key_digest, printable
 from support.why_facts import (
     FAILING,
@@ -113,6 +121,18 @@ def test_text_of_users_cannot_move_the_cursor_of_a_terminal():
                 "no consumer of billing is heard: the leases of the last one, vm:1, ended 3.0 s ago, "
                 "because it had sent no heartbeat for its ttl: it is dead, cut off, or its event loop "
                 "is blocked"
+            ),
+            (
+                "look whether its process still runs, and at its log; if it has ended, start a "
+                "consumer of orders in the group billing"
+            ),
+        ),
+        (
+            EndedMember(client="vm:1", left=False, ended_ms=3_000, heard_ms=33_000),
+            1,
+            (
+                "no consumer of billing is heard: the last one, vm:1, was last heard 33 s ago, and "
+                "its leases ended 3.0 s ago: it is dead, cut off, or its event loop is blocked"
             ),
             (
                 "look whether its process still runs, and at its log; if it has ended, start a "
@@ -298,12 +318,18 @@ def test_quota_is_named_with_the_limit_and_the_wait():
     given = facts(
         WHOLE,
         progress_of=(read(1),),
-        statuses={1: status(1, limited_by="bytes of principal 'shop'", limited_ms=1_200)},
+        statuses={
+            1: status(
+                1, limited_by="bytes of principal 'shop'", limited_ms=1_200, limited_for_ms=3_000
+            )
+        },
+        now_ms=60_000,
     )
     [cause] = explain(given).causes
     assert cause.code == "over_quota"
     assert cause.text == (
-        "calls about orders wait for a quota, the limit of bytes of principal 'shop': 1.2 s now"
+        "calls about orders wait for a quota, the limit of bytes of principal 'shop': 1.2 s now, "
+        "again and again for 3.0 s (since 00:00:57 UTC)"
     )
 
 
@@ -339,6 +365,152 @@ def test_clock_of_a_consumer_that_is_ahead_is_named():
     assert codes(given) == ["handler_fails", "clock"]
 
 
+def suspended(**since: int) -> dict[str, object]:
+    return {"settings": GroupSettings(subject="orders", group="billing", suspended=True, **since)}
+
+
+def clients_suspended(**since: int) -> dict[str, object]:
+    member = GroupMember(client="c1", partitions=1, heard_ms=9, expires_in_ms=9_000, suspended=True)
+    settings = GroupSettings(subject="orders", group="billing", suspended_clients=("c1",), **since)
+    return {"settings": settings, "members": (member,)}
+
+
+def cut_off(**since: tuple[int, ...]) -> dict[str, object]:
+    member = GroupMember(
+        client="c1", partitions=1, heard_ms=9, expires_in_ms=9_000, unreached=("g1",), **since
+    )
+    return {"members": (member,)}
+
+
+def reset(**since: int) -> dict[str, object]:
+    return {"reset": PendingReset(to=ResetTo.LATEST, begun=True, **since)}
+
+
+@pytest.mark.parametrize(
+    ("group", "text"),
+    [
+        (suspended(), "an operator has suspended billing: its consumers get nothing"),
+        (
+            suspended(suspended_ms=9_000),
+            "an operator suspended billing 9.0 s ago (00:00:51 UTC): its consumers get nothing",
+        ),
+        (
+            clients_suspended(),
+            "an operator has suspended every running consumer of billing: c1",
+        ),
+        (
+            clients_suspended(clients_suspended_ms=9_000),
+            "an operator suspended every running consumer of billing 9.0 s ago (00:00:51 UTC): c1",
+        ),
+        (
+            cut_off(),
+            (
+                "consumer c1 cannot connect to broker group g1, which the cluster still reports alive: "
+                "it gets nothing of partition 1"
+            ),
+        ),
+        (
+            cut_off(unreached_ms=(9_000,)),
+            (
+                "consumer c1 cannot connect to broker group g1, which the cluster still reports alive: "
+                "it has got nothing of partition 1 for 9.0 s (since 00:00:51 UTC)"
+            ),
+        ),
+        (
+            reset(),
+            (
+                "a reset of billing to latest is under way, and no partition is granted meanwhile: its "
+                "cursors are being set"
+            ),
+        ),
+        (
+            reset(asked_ms=9_000),
+            (
+                "a reset of billing to latest, asked for 9.0 s ago (00:00:51 UTC), is under way, and no "
+                "partition is granted meanwhile: its cursors are being set"
+            ),
+        ),
+    ],
+)
+def test_cause_says_since_when_it_holds_if_a_server_knows(group: dict[str, object], text: str):
+    given = facts(WHOLE, progress_of=(progress(1),), brokers=(broker(),), now_ms=60_000)
+    given = replace(given, group=replace(given.group, **group))
+    assert explain(given).causes[0].text == text
+
+
+@pytest.mark.parametrize(
+    ("details", "known", "unknown"),
+    [
+        (
+            {},
+            "broker group g1 has taken no messages for 9.0 s: the disk is full;",
+            "broker group g1 takes no messages: the disk is full;",
+        ),
+        (
+            {"waits_for_copies": "the disk is full"},
+            "broker group g1 has acked nothing for 9.0 s: the disk is full;",
+            "broker group g1 acks nothing: the disk is full;",
+        ),
+    ],
+)
+def test_broker_that_refuses_is_named_with_the_time_since_then(
+    details: dict[str, object], known: str, unknown: str
+):
+    given = facts(
+        WHOLE,
+        progress_of=(read(1),),
+        brokers=(broker(refusing_ms=9_000),),
+        health={"g1": health(ready=False, reason="the disk is full", **details)},
+        now_ms=60_000,
+    )
+    assert explain(given).causes[0].text.startswith(known)
+    older = replace(given, brokers=(broker(),))
+    assert explain(older).causes[0].text.startswith(unknown)
+
+
+def test_child_waits_for_its_parent_since_it_was_opened():
+    given = facts(
+        partition(1, 0, 1024),
+        partition(2, 0, 512, 1),
+        partition(3, 512, 1024, 1),
+        progress_of=(
+            progress(1, state=PartitionState.SEALED),
+            progress(2, age_ms=8_000),
+            progress(3, age_ms=9_000),
+        ),
+        now_ms=60_000,
+    )
+    [waits] = [cause for cause in explain(given).causes if cause.code == "parent_unread"]
+    assert waits.text.startswith(
+        "partitions 2, 3, opened 9.0 s ago (00:00:51 UTC), wait until partition 1, which c1 has, is "
+        "read to its end"
+    )
+
+
+@pytest.mark.parametrize(
+    ("left_ms", "code", "when"),
+    [
+        (90_000, "scheduled", "the first comes in 90 s (at 00:02:30 UTC)"),
+        (-10_000, "scheduled", "the first was due 10 s ago (00:00:50 UTC)"),
+        (-10_001, "scheduled_late", "the first was due 10 s ago (00:00:49 UTC)"),
+    ],
+)
+def test_scheduled_message_is_late_some_seconds_after_its_time(left_ms: int, code: str, when: str):
+    message = ScheduledView(
+        scheduled_id="1",
+        subject="orders",
+        deliver_at_ms=60_000 + left_ms,
+        size_bytes=1,
+        broker_group="g1",
+        due=left_ms <= 0,
+    )
+    page = ScheduledPage(broker_group="g1", count=1, messages=[message])
+    given = facts(WHOLE, progress_of=(read(1),), scheduled=(page,), now_ms=60_000)
+    [cause] = [each for each in explain(given).causes if each.code.startswith("scheduled")]
+    assert cause.code == code
+    assert cause.text.endswith(when)
+
+
 # ── owners ────────────────────────────────────────────────────────────────────────────────────────
 def test_partition_that_has_to_change_hands_is_named_with_both_consumers():
     given = facts(WHOLE, progress_of=(progress(1, hands_over_to="c2", holder="s1"),))
@@ -353,12 +525,52 @@ def test_owner_that_does_not_show_up_at_the_broker_is_named():
     assert codes(given) == ["not_read", "behind"]
 
 
+@pytest.mark.parametrize(
+    ("owner", "session", "holder", "text"),
+    [
+        ("c2", "s2", "s1", "consumer c2 waits for partition 1: broker group g1 has promised"),
+        (None, None, "s1", "nobody is let in to partition 1: broker group g1 has promised"),
+        ("c1", "s1", "s1", None),
+    ],
+)
+def test_promise_to_the_owner_before_is_named_while_another_waits(
+    owner: str | None, session: str | None, holder: str, text: str | None
+):
+    waiting = progress(
+        1,
+        owner=owner,
+        session=session,
+        holder=holder,
+        previous_owner="c1",
+        promised_ms=12_000,
+    )
+    found = explain(facts(WHOLE, progress_of=(waiting,))).causes
+    told = [each for each in found if each.code == "promised"]
+    assert [each.text.startswith(text) for each in told] == ([True] if text else [])
+    if told:
+        assert found[0] is told[0]
+        assert "the owner before, c1, which cannot reach a metaserver" in told[0].text
+        assert "nobody else gets it for 12 s" in told[0].text
+        assert "not_read" not in {each.code for each in found}
+
+
 def test_partition_whose_start_is_not_stored_is_not_blamed_on_an_ended_lease():
     given = facts(WHOLE, progress_of=(progress(1, owner=None, session=None),))
     assert codes(given) == ["no_owner"]
     settings = GroupSettings(subject="orders", group="billing", unstarted=(1,))
     given = replace(given, group=replace(given.group, settings=settings))
     assert codes(given) == ["not_granted"]
+
+
+def test_partition_without_an_owner_is_told_with_the_consumer_whose_leases_ended_last():
+    given = facts(WHOLE, progress_of=(progress(1, owner=None, session=None),))
+    ended = EndedMember(client="vm:1", left=False, ended_ms=400, heard_ms=30_400)
+    [cause, *_] = explain(replace(given, group=replace(given.group, ended=ended))).causes
+    assert cause.code == "no_owner"
+    assert cause.text.endswith(
+        "; of the consumers whose leases ended, the last one, vm:1, was last heard 30 s ago, and its "
+        "leases ended 0.4 s ago"
+    )
 
 
 def test_partition_of_a_silent_broker_is_not_blamed_on_an_ended_lease():
@@ -422,7 +634,7 @@ def test_key_that_is_handled_is_said_to_be_before_what_else_stands():
 
 
 def test_failing_message_of_another_key_does_not_hide_that_the_key_may_fail():
-    """With several failing keys in a partition, only the oldest message is known."""
+    """An older consumer tells only the oldest failing message of a partition."""
     given = facts(
         WHOLE,
         progress_of=(progress(1, holder="s1", failing=FAILING),),
@@ -432,8 +644,78 @@ def test_failing_message_of_another_key_does_not_hide_that_the_key_may_fail():
     cause = explain(given).causes[1]
     assert cause.code == "handler_fails"
     assert cause.text.endswith(
-        "only the oldest failing message of a partition is known, so this key may fail as well"
+        "; it has another key, for which this key does not wait; not every failing message is "
+        "known, so this key may fail as well"
     )
+    alone = replace(FAILING, others_count=0)
+    known = replace(
+        given, group=replace(given.group, partitions=(progress(1, holder="s1", failing=alone),))
+    )
+    assert explain(known).causes[1].text.endswith("for which this key does not wait")
+
+
+def other_failing(offset: int, key: bytes, at_ms: int, **changes: object) -> FailingMessage:
+    return replace(FAILING, offset=offset, key_digest=key_digest(key), at_ms=at_ms, **changes)
+
+
+OTHERS = (
+    other_failing(9, b"b", 58_000, text="no such town"),
+    other_failing(7, b"c", 50_000, running_ms=9_000),
+)
+
+
+@pytest.mark.parametrize(
+    ("others", "count", "text"),
+    [
+        ((), 0, "; later messages of its key wait"),
+        (
+            OTHERS[:1],
+            1,
+            (
+                "; later messages of its key wait; 1 more message of the partition fails or hangs, "
+                f"newest error first: offset 9 of partition 1 ({key_digest(b'b')}), 2.0 s ago "
+                "(00:00:58 UTC), ValueError: no such town"
+            ),
+        ),
+        (
+            OTHERS,
+            40,
+            (
+                "; later messages of its key wait; 40 more messages of the partition fail or hang, "
+                f"newest error first: offset 9 of partition 1 ({key_digest(b'b')}), 2.0 s ago "
+                f"(00:00:58 UTC), ValueError: no such town; offset 7 of partition 1 "
+                f"({key_digest(b'c')}), 10 s ago (00:00:50 UTC), hangs for 9.0 s"
+            ),
+        ),
+        (OTHERS[:1], FAILING_COUNTED_MAX - 1, f"; at least {FAILING_COUNTED_MAX - 1:,} more"),
+    ],
+)
+def test_messages_that_fail_after_the_oldest_are_counted_with_their_newest_errors(
+    others: tuple[FailingMessage, ...], count: int, text: str
+):
+    failing = replace(FAILING, others=others, others_count=count)
+    given = facts(WHOLE, progress_of=(progress(1, holder="s1", failing=failing),), now_ms=60_000)
+    told = explain(given).causes[0].text
+    assert text in told
+    assert count or told.endswith(text)
+
+
+def test_failing_message_of_the_key_in_question_is_named_before_an_older_one():
+    failing = replace(FAILING, others=OTHERS, others_count=2)
+    given = facts(
+        WHOLE,
+        progress_of=(progress(1, holder="s1", failing=failing),),
+        now_ms=60_000,
+        key=b"b",
+        newest={1: newest(9, acked=False)},
+    )
+    [cause] = explain(given).causes
+    assert cause.code == "handler_fails"
+    assert "with offset 9 of partition 1 (this key)" in cause.text
+    assert (
+        "2 more messages of the partition fail or hang, newest error first: offset 7" in cause.text
+    )
+    assert cause.text.endswith("(key digest ab), 58 s ago (00:00:02 UTC), ValueError")
 
 
 def test_key_is_not_said_to_be_handled_while_its_youngest_partition_is_not_known():

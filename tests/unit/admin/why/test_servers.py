@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
+import pytest
+from msgspec.structs import replace
 
 from keylane.admin import BrokerList, BrokerView, OperationView
 from keylane.admin.why.servers import server_causes, waiting_operation
@@ -21,6 +22,7 @@ def test_each_problem_of_a_broker_is_named_with_its_step():
             silent_ms=0,
             writable=False,
             problem="the disk is full",
+            refusing_ms=9_000,
             folders=1,
             folders_wanted=2,
         ),
@@ -37,7 +39,9 @@ def test_each_problem_of_a_broker_is_named_with_its_step():
         "broker group g2 has been silent for 12 s: messages for its partitions wait at their "
         "producers, and nobody gets those that are stored there"
     )
-    assert found[1][1].text.startswith("broker group g3 takes no messages: the disk is full; ")
+    assert found[1][1].text.startswith(
+        "broker group g3 has taken no messages for 9.0 s: the disk is full; "
+    )
     assert found[3][1].step == "keylane broker accept g1 --dry-run"
 
 
@@ -51,7 +55,7 @@ def test_broker_whose_copies_are_in_quarantine_is_named():
         folders_wanted=2,
         quarantine="the database was restored from a backup",
     )
-    gone = msgspec.structs.replace(alive, available=False, silent_ms=12_000)
+    gone = replace(alive, available=False, silent_ms=12_000)
     [(_, cause)] = server_causes(BrokerList(brokers=[alive], refused=[]))
     assert (cause.code, cause.step) == ("copies_quarantined", "keylane broker copies g1")
     assert "its set does not change: the database was restored from a backup" in cause.text
@@ -60,6 +64,53 @@ def test_broker_whose_copies_are_in_quarantine_is_named():
         "No copy takes its place: the database was restored from a backup"
     )
     assert quarantined[1].code == "copies_quarantined"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, None),
+        (
+            {"folders_wanted": 2},
+            (
+                "no copy takes the place of broker group g2: acks waited for none when it was last "
+                "heard, so each may lack acked messages"
+            ),
+        ),
+        (
+            {"folders_wanted": 2, "copies": ("c1",)},
+            (
+                "copy c1 of broker group g2 has everything that was acked, and does not ask for its "
+                "place: not running, cut off from the metaservers, or without failover"
+            ),
+        ),
+        (
+            {"copies": ("c1",), "refused_copies": {"c3": "it lacks 5 bytes", "c2": "it is new"}},
+            (
+                "no copy takes the place of broker group g2: copy c2 was refused, because it is new; "
+                "copy c3 was refused, because it lacks 5 bytes"
+            ),
+        ),
+        (
+            {"promoted": "c1", "refused_copies": {"c2": "it is new"}},
+            "copy c1 got the place of broker group g2, and serves nobody yet",
+        ),
+    ],
+)
+def test_broker_that_is_gone_is_named_with_why_no_copy_takes_its_place(
+    changes: dict[str, object], text: str | None
+):
+    broker = BrokerView(
+        broker_group="g2", address="h:2", available=False, silent_ms=12_000, folders=9, **changes
+    )
+    found = [cause for _, cause in server_causes(BrokerList(brokers=[broker], refused=[]))]
+    assert [each.code for each in found] == [
+        "broker_silent",
+        *["no_take_over"] * (text is not None),
+    ]
+    assert text is None or found[1].text == text
+    serving = replace(broker, available=True)
+    assert not list(server_causes(BrokerList(brokers=[serving], refused=[])))
 
 
 def test_silent_broker_that_hangs_is_to_be_ended_first():

@@ -93,6 +93,10 @@ ASKED = (
         settings=settings(unstarted=(1,)),
     ),
     replace(DONE, brokers=(broker(available=False),)),
+    *(
+        replace(DONE, brokers=(broker(available=False, folders_wanted=2, **known),))
+        for known in ({}, {"copies": ("c1",)}, {"promoted": "c1"})
+    ),
     replace(DONE, brokers=(broker(),), silent={"g1": "is silent"}, accepts={"g1": False}),
     replace(DONE, brokers=(broker(writable=False),)),
     replace(

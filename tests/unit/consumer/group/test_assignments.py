@@ -16,6 +16,7 @@ from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.control import Grant, Grants
 from keylane.protocol.routing import Partition, PartitionState
+from keylane.rpc.operating.histogram import Histogram
 from sim.machines.clock import ManualClock
 
 SESSION = "a" * 16
@@ -87,6 +88,7 @@ class AssignmentsAlone:
         self.nudges = 0
         self.left = False
         self.failures: list[BaseException] = []
+        self.handling = Histogram()
         self.made: list[PartitionClient] = []
         self.assignments = Assignments(
             settings=ConsumerSettings(backoff=Backoff(first_ms=1, max_ms=1)),

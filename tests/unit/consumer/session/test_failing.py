@@ -13,10 +13,11 @@ from keylane.consumer.session.events import (
     WindowRead,
     WorkWanted,
 )
-from keylane.consumer.session.offsets import FAILING_MAX, FailingMessages, HandledOffsets
+from keylane.consumer.session.offsets import FailingMessages, HandledOffsets
 from keylane.protocol.frames import Ack, Acquired
 from keylane.protocol.message import Message
 from keylane.protocol.parked import (
+    FAILING_COUNTED_MAX,
     FailingMessage,
     Failure,
     ParkedKeyRow,
@@ -88,6 +89,38 @@ def test_oldest_of_two_failing_messages_is_named():
     assert named(steps).offset == 1
     fail(steps, 0)
     assert named(steps).offset == 0
+
+
+def test_others_are_named_with_the_oldest_the_last_failure_first():
+    steps = Steps(*(b"%d" % number for number in range(6)))
+    steps.pull(6)
+    steps.want(6)
+    for at_ms, offset in enumerate((3, 0, 5, 1, 4), start=FAILED_AT_MS):
+        fail(steps, offset, at_ms=at_ms)
+    hang_on(steps, 2, running_ms=10_000, at_ms=FAILED_AT_MS + 9)
+    told = named(steps)
+    assert (told.offset, told.others_count) == (0, 5)
+    assert [each.offset for each in told.others] == [2, 4, 1]
+    assert [each.running_ms for each in told.others] == [10_000, None, None]
+    assert [each.others for each in told.others] == [(), (), ()]
+    steps.step(WorkWanted(6), after_ms=100)
+    while steps.want(6):
+        pass
+    for offset in (0, 4):
+        steps.handle(offset)
+    told = named(steps)
+    assert (told.offset, told.others_count) == (1, 3)
+    assert [each.offset for each in told.others] == [2, 5, 3]
+
+
+def test_error_of_another_message_is_cut_and_that_of_the_oldest_is_not():
+    failing = FailingMessages()
+    for offset in range(2):
+        message = Message("s", A, b"", offset, PARTITION_ID, 0)
+        failing.record(message, Failure("E", "x" * 1_000, "till", 1, 1), is_own=True)
+    told = failing.oldest(HandledOffsets())
+    assert len(told.text) == 1_000
+    assert [len(each.text) for each in told.others] == [200]
 
 
 def test_handled_message_is_named_no_more():
@@ -223,10 +256,11 @@ def test_redriven_message_is_named_since_its_first_failure():
 def test_failures_of_a_limited_number_of_messages_are_kept():
     """Those that came first: what is named is the oldest of them."""
     failing = FailingMessages()
-    for offset in (*range(10, 10 + FAILING_MAX), 3):
+    for offset in (*range(10, 10 + FAILING_COUNTED_MAX), 3):
         message = Message("s", A, b"", offset, PARTITION_ID, 0)
         failing.record(message, failure(), is_own=True)
-    assert failing.oldest(HandledOffsets()).offset == 10
+    told = failing.oldest(HandledOffsets())
+    assert (told.offset, told.others_count) == (10, FAILING_COUNTED_MAX - 1)
 
 
 def test_redriven_message_is_named_no_more_once_it_is_handled():

@@ -6,9 +6,8 @@ import json
 
 import pytest
 
+from keylane.metaserver.catalogue.recent import KEPT_MS, REMEMBERED_MAX
 from keylane.metaserver.catalogue.waiting_producers import (
-    KEPT_MS,
-    REMEMBERED_MAX,
     WaitingProducers,
 )
 from keylane.protocol.errors import InvalidRequestError

@@ -55,6 +55,18 @@ def test_view_says_why_a_broker_takes_no_writes_until_it_takes_them_again(rows: 
     assert (mended.state, mended.problem, mended.gets_partitions) == ("available", "", True)
 
 
+def test_view_says_for_how_long_a_broker_has_taken_no_writes(rows: Rows) -> None:
+    report(rows, "g1")
+    assert views(rows)["g1"].refusing_ms is None
+    report(rows, "g1", FULL)
+    for problem in (FULL, "acks wait for copies"):
+        rows.clock.advance(1_000)
+        report(rows, "g1", problem)
+    assert views(rows)["g1"].refusing_ms == 2_000
+    report(rows, "g1")
+    assert views(rows)["g1"].refusing_ms is None
+
+
 def test_view_of_a_silent_broker_says_for_how_long_also_when_it_took_no_writes(rows: Rows) -> None:
     report(rows, "g1", FULL)
     rows.clock.advance(TTL_MS + 2_500)

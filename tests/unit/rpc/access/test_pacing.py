@@ -13,7 +13,15 @@ from keylane.protocol.access.quota import (
     subject_limit,
 )
 from keylane.protocol.errors import ConnectionQuotaError, InvalidRequestError
-from keylane.rpc.access.pacing import KNOWN_MAX, NO_DELAY, Delay, Pacing, TokenBucket
+from keylane.rpc.access.pacing import (
+    KNOWN_MAX,
+    NO_DELAY,
+    NOT_LIMITED,
+    PAUSE_MS,
+    Delay,
+    Pacing,
+    TokenBucket,
+)
 from support.raising import raises
 
 QUOTA = Quota(bytes_per_s=1_000_000, requests_per_s=100, connections=2)
@@ -131,16 +139,28 @@ def test_every_pattern_that_means_a_subject_counts_it():
 
 def test_call_about_a_subject_is_limited_until_its_wait_has_passed():
     pacing = Pacing()
-    assert pacing.limited("orders", 0) == NO_DELAY
+    assert pacing.limited("orders", 0) == NOT_LIMITED
     pacing.note_limited("orders", Delay(400, "bytes of principal 'shop'"), 100)
-    assert pacing.limited("orders", 200) == (300, "bytes of principal 'shop'")
-    assert pacing.limited("orders", 500) == NO_DELAY
-    assert pacing.limited("others", 200) == NO_DELAY
+    assert pacing.limited("orders", 200) == ("bytes of principal 'shop'", 300, 100)
+    assert pacing.limited("orders", 500) == NOT_LIMITED
+    assert pacing.limited("others", 200) == NOT_LIMITED
+
+
+def test_calls_wait_for_a_limit_since_the_first_of_them_without_a_long_pause():
+    pacing = Pacing()
+    for now_ms in (0, 1_000, 1_000 + PAUSE_MS):
+        pacing.note_limited("orders", Delay(400, "bytes"), now_ms)
+    assert pacing.limited("orders", 1_100 + PAUSE_MS).for_ms == 1_100 + PAUSE_MS
+    later_ms = 1_000 + 2 * PAUSE_MS + 500
+    pacing.note_limited("orders", Delay(400, "bytes"), later_ms)
+    assert pacing.limited("orders", later_ms + 100).for_ms == 100
+    pacing.note_limited("orders", Delay(400, "requests"), later_ms + 200)
+    assert pacing.limited("orders", later_ms + 300) == ("requests", 300, 100)
 
 
 def test_limited_subjects_are_remembered_up_to_a_limit():
     pacing = Pacing()
     for number in range(KNOWN_MAX + 3):
         pacing.note_limited(f"s{number}", Delay(400, "bytes"), 0)
-    assert pacing.limited("s2", 0) == NO_DELAY
-    assert pacing.limited("s3", 0).ms == 400
+    assert pacing.limited("s2", 0) == NOT_LIMITED
+    assert pacing.limited("s3", 0).left_ms == 400

@@ -19,6 +19,7 @@ def test_counts_of_a_closed_client_stay_in_the_sum() -> None:
     for counts in (first, second):
         clients.begin("billing", counts)
         counts.add_batch(5, 100)
+        counts.handling.observe(2_000_000)
     clients.end(first)
     clients.end(first)
     second.lost_leases += 1
@@ -27,6 +28,7 @@ def test_counts_of_a_closed_client_stay_in_the_sum() -> None:
     for counts in each:
         total.add(counts)
     assert (key, total.messages, total.bytes, total.lost_leases) == ("billing", 10, 200, 1)
+    assert (total.handling.count, total.handling.sum_ns) == (2, 4_000_000)
 
 
 def test_latency_of_a_closed_producer_stays_in_the_sum() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from msgspec.structs import replace
 
 from keylane.cli.commands.debug.contents import (
     Contents,
@@ -73,6 +74,9 @@ def test_status_keeps_the_kind_of_an_error_and_not_its_text():
     kept = status_without_values(status).groups[0].failing
     assert kept is not None
     assert (kept.kind, kept.text, kept.offset) == ("ValueError", "", 7)
+    several = replace(failing, others=(failing,), others_count=1)
+    status = replace(status, groups=(replace(status.groups[0], failing=several),))
+    assert SECRET not in repr(status_without_values(status))
 
 
 def test_parked_key_is_a_digest():
