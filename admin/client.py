@@ -1020,7 +1020,7 @@ class Admin(LoopBoundClient):
         )
 
     async def stop_balance(self, *, stopped: bool = True) -> BalancePlan:
-        """Stop the metaservers that balance by themselves, or let them go on with `stopped=False`.
+        """Stop the metaservers that balance by themselves, or let them continue with `stopped=False`.
         Return the plan at that time.
         """
         body = convert_argument(SetBalance, {"stopped": stopped})
@@ -1693,7 +1693,7 @@ class Admin(LoopBoundClient):
         Set the limits of a principal on each server, or of each subject that matches a pattern.
         They replace all earlier limits.
 
-        A caller that exceeds a rate limit is told how long to wait. Connections beyond
+        The error of a caller that exceeds a rate limit says how long to wait. Connections beyond
         `connections` are refused. A limit of 0 means no limit.
 
         Args:
@@ -1929,7 +1929,7 @@ class Admin(LoopBoundClient):
             NotFoundError: there is no such broker group, or no such copy.
             ConflictError: there is no copy that could take the place, or not this one.
             BusyError: the broker hands over already, or an operation changes its partitions.
-            UnavailableError: the copy has not taken the place within 3 s; the broker goes on.
+            UnavailableError: the copy has not taken the place within 3 s; the broker continues to serve.
         """
         check_name("broker group", broker_group)
         body = convert_argument(HandOver, {"copy_id": copy_id})

@@ -168,7 +168,7 @@ class PartitionProgress(Struct, frozen=True, kw_only=True):
     """
     holder: str | None = None
     """The session that has recently read the partition at its broker; None if there is none, or if
-    the broker has not told.
+    the broker has not said.
     """
     offset: int | None
     """The cursor: the offset of the first unacked message."""

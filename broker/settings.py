@@ -142,7 +142,7 @@ class BrokerSettings(ServingSettings):
         default=2_000,
         metadata={
             "doc": "milliseconds for which acks wait for a copy that is silent or slow, before the "
-            "broker goes on without it"
+            "broker serves without it"
         },
     )
     scheduled_count_max: int = field(

@@ -1,4 +1,4 @@
-"""Asks the user whether a command may go on. Ctrl-C ends the command at once."""
+"""Asks the user whether a command may continue. Ctrl-C ends the command at once."""
 
 from __future__ import annotations
 

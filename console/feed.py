@@ -42,7 +42,7 @@ KEPT_S = 10.0
 """How long a sample is kept after it was asked for, in seconds."""
 OPERATIONS_S = 5.0
 """How old the operations of a subject may be while none of them runs, in seconds. The metaserver
-makes each of them anew, with all partitions that it has made.
+builds each of them again, with all partitions that it has made.
 """
 PROBED_S = 5.0
 """How old it may be that a silent broker hangs, in seconds. One that hangs accepts only so many
@@ -52,7 +52,7 @@ EXPLAINED_MAX = 10
 """How many groups are explained at most."""
 EXPLAINED_AT_ONCE = 2
 EXPLAINED_S = 5.0
-"""How old an explanation may be before it is asked for anew, in seconds."""
+"""How old an explanation may be before it is asked for again, in seconds."""
 EXPLAINED_SHOWN_S = 10.0
 """How old an explanation may be that a page shows, in seconds; what is older may be over."""
 
@@ -191,7 +191,7 @@ class Feed:
         return await self.sample(name, ask)
 
     def forget_operations(self) -> None:
-        """Ask for operations anew, because somebody may have begun one here."""
+        """Ask for operations again, because somebody may have begun one here."""
         for name in list(self._samples):
             if isinstance(name, tuple) and name[0] == "operations":
                 del self._samples[name]
@@ -239,7 +239,7 @@ class Feed:
         """
         Return True if a group is stuck, as far as that was seen.
 
-        It may be stuck on one partition while it goes on with others, or go on with all and fall
+        It may be stuck on one partition while it continues with others, or continue with all and fall
         further and further behind.
         """
         lag = self.trends.last(("lag", subject, group))

@@ -40,7 +40,7 @@ time.
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a browser is told."""
+    """What a browser is sent."""
 
     at: str = ""
     """The time of the sample, in ISO 8601; "" without one."""

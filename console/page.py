@@ -149,7 +149,7 @@ class Page:
         return {name: cell.live for name, cell in self.cells()}
 
     def structure(self) -> str:
-        """Return a digest of everything else: if it changes, the page is drawn anew."""
+        """Return a digest of everything else: if it changes, the page is drawn again."""
         parts = [
             [[each.step, each.href, each.about] for each in self.wrong or ()],
             [[each.text, each.step] for each in self.unknown],

@@ -140,7 +140,7 @@ async def purge_waiting(
     Args:
         meta: `host:port` of a metaserver, which knows whether the subject exists; for several
             metaservers see `Outbox`.
-        subject: the subject whose rows are deleted. Rows halted behind a failed row are included;
+        subject: the subject whose rows are deleted. Rows halted after a failed row are included;
             failed rows are not.
         force: delete the rows even if the subject exists, without calling a metaserver.
         dry_run: only count the rows, without changing them.

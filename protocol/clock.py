@@ -54,7 +54,7 @@ class SystemClock:
 
 
 def boot_seconds(clock: Clock) -> Iterator[float]:
-    """Yield the time of the boot clock in seconds, read anew for each item. In a loop, this costs a
+    """Yield the time of the boot clock in seconds, read for each item. In a loop, this costs a
     third less than `boot_ns`.
     """
     if type(clock) is SystemClock:

@@ -17,7 +17,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 HAND_OVER_MS = 3_000
-"""How long a broker waits until a copy has taken its place, in milliseconds; then it goes on."""
+"""How long a broker waits until a copy has taken its place, in milliseconds; then it serves on."""
 COPIES_MAX = 5
 """The largest number of data folders of a broker group."""
 COPY_ID_CHARS_MAX = 64
@@ -38,7 +38,7 @@ class CopySet(Struct, frozen=True, kw_only=True):
     them.
     """
     term: int = 0
-    """How often a copy was promoted. A broker that knows a lower one acks nothing once it is told
+    """How often a copy was promoted. A broker that knows a lower one acks nothing once it is sent
     of this one.
     """
     version: int = 0

@@ -542,7 +542,7 @@ SET_BALANCE = Endpoint(
     SetBalance,
     BalancePlan,
     Rights.ADMINISTER,
-    "Stop the metaservers that balance by themselves, or let them go on.",
+    "Stop the metaservers that balance by themselves, or let them continue.",
     idempotent=True,
     timeout_ms=WORK_MS,
 )

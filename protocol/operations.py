@@ -263,7 +263,7 @@ class BalancePlan(Struct, frozen=True, kw_only=True):
 
 
 class SetBalance(Struct, frozen=True, kw_only=True):
-    """Stop the metaservers that balance by themselves, or let them go on."""
+    """Stop the metaservers that balance by themselves, or let them continue."""
 
     stopped: bool
 

@@ -382,7 +382,7 @@ def _not_granted(facts: Facts) -> Iterator[Cause]:
             text=f"{numbered(waiting)} cannot be granted yet: "
             f"{'its broker has' if len(waiting) == 1 else 'their brokers have'} not stored where "
             f"{facts.group.group} starts",
-            step="keylane broker list; it goes on once the brokers answer the metaserver",
+            step="keylane broker list; it continues once the brokers answer the metaserver",
             partitions=waiting,
         )
 
@@ -639,7 +639,7 @@ def _redriven(facts: Facts) -> Iterator[Cause]:
     ]
     if not views:
         return
-    is_all = not any(map(_is_kept, facts.parked))  # otherwise the totals are told with the parked
+    is_all = not any(map(_is_kept, facts.parked))  # otherwise the totals are shown with the parked
     totals = _totals(views, facts) if is_all else [_totals_of(each) for each in views]
     messages = sum(each.messages for each in totals)
     what = counted(messages, "message")
@@ -1155,7 +1155,7 @@ RULES: tuple[Callable[[Facts], Iterator[Cause]], ...] = (
     _failing_elsewhere,
     _clocks,
 )
-"""In this order they are told."""
+"""The order in which they are listed."""
 _SET_ASIDE = frozenset({"filtered_out", "parked", "redriven", "retried"})
 """Codes of causes that say how the newest message of a key was acked without being handled."""
 _MAY_BE_NEWER = frozenset(

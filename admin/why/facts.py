@@ -31,7 +31,7 @@ class LagPace(Struct, frozen=True, kw_only=True):
 
 
 class Facts(Struct, frozen=True, kw_only=True, dict=True):
-    """What servers have told within the time limit. A mapping lacks those that have not."""
+    """What servers have answered within the time limit. A mapping lacks those that have not."""
 
     group: GroupDescription
     """The group, with only the partitions that may have the messages in question."""
@@ -56,9 +56,9 @@ class Facts(Struct, frozen=True, kw_only=True, dict=True):
     health: Mapping[str, Health] = {}
     """By broker group, what its broker says of itself."""
     silent: Mapping[str, str] = {}
-    """By broker group whose broker has told nothing, such as "has not answered within 0.6 s"."""
+    """By broker group whose broker has answered nothing, such as "has not answered within 0.6 s"."""
     accepts: Mapping[str, bool] = {}
-    """By broker group whose broker has told nothing, whether something accepts connections at its
+    """By broker group whose broker has answered nothing, whether something accepts connections at its
     address, as far as that is known.
     """
     clocks_ms: Mapping[str, int] = {}

@@ -77,7 +77,7 @@ def decide_set(
     """
     Return the copies that acks should wait for, or None if nothing is to be changed.
 
-    A late copy stays where acks could not go on without it: it may take the broker's place.
+    A late copy stays where nothing could be acked without it: it may take the broker's place.
 
     Args:
         wanted: how many data folders the group is to have, with the broker's own.

@@ -169,7 +169,7 @@ class CopiedLog:
         """
         Remove what follows a position, at which a record begins, durably.
 
-        A crash leaves a log that ends later. The trail of the segment is begun anew, because it
+        A crash leaves a log that ends later. The trail of the segment is started over, because it
         must not name what is cut. Raises StorageError.
         """
         self.close()

@@ -83,7 +83,7 @@ class Folding:
             await asyncio.sleep(0 if has_more else FOLD_MS / 1000)
 
     def begin_anew(self) -> None:
-        """Forget everything: the log of the copy begins anew."""
+        """Forget everything: the log of the copy starts over."""
         self._is_void = True
 
     def _fold(self, bases: Sequence[int], end: int) -> bool:
@@ -141,7 +141,7 @@ class Folding:
         return recovery
 
     def close(self) -> None:
-        """Close the index, which is begun anew when it is opened next. Blocks."""
+        """Close the index, which is built again when it is opened next. Blocks."""
         queues, self._queues = self._queues, None
         if queues is not None:
             queues.close_unflushed()

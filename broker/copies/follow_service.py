@@ -2,7 +2,7 @@
 ends.
 
     Follow(position) ─┬─ position > end, or other bytes before it ─▶ refused: the copy differs
-                      ├─ position < first position ─▶ told where the log begins
+                      ├─ position < first position ─▶ answered with where the log begins
                       ├─ position = end ─▶ waits for a commit, at most wait_ms
                       ╰─ bytes of one segment, at most bytes_max
 
@@ -50,7 +50,7 @@ NEAR_BYTES = 4 << 20
 """A copy that is no further behind is answered before jobs."""
 REMEMBERED_MAX = 64
 """The largest number of copies that are remembered, the last ones that have asked; one that is
-forgotten counts again when it connects anew. It is also the largest number of followers of each.
+forgotten counts again when it reconnects. It is also the largest number of followers of each.
 """
 TAIL_BYTES_MAX = 2 << 30
 """The largest number of bytes that are compared: the largest commit has less."""
@@ -126,7 +126,7 @@ class FollowService:
         self.knows_durable_end: Callable[[], bool] = lambda: True
         """Returns False while copies that acks wait for may lack some of the durable log."""
         self._offered_to = ""
-        """The copy that is told that it may take this broker's place."""
+        """The copy that may take this broker's place."""
         self.bytes_sent = 0
         """How many bytes of the log copies were sent."""
         self.taken_over = asyncio.Event()

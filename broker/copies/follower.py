@@ -3,7 +3,7 @@
     look up the broker ─▶ Follow from the end of the copy ─▶ append, sync ─▶ Follow …
          ▲                     │ cut off, the broker is silent or moves
          ╰──── a pause ◀───────╯
-    the log of the broker begins behind the copy ─▶ the copy begins anew
+    the log of the broker begins after the copy ends ─▶ the copy starts over
     the broker has lost what was not durable     ─▶ the copy is cut to what both have
     the log of the broker is another one         ─▶ ends, and changes nothing
 
@@ -233,7 +233,7 @@ class Follower:
                 folding.cancel()
             await self._stop_reaching()
             await self._disconnect()
-            await self._run_blocking(self._opened_log.close)  # behind a call that was left running
+            await self._run_blocking(self._opened_log.close)  # after a call that was left running
 
     async def _next_answer(self) -> tuple[Followed, memoryview] | None:
         """
@@ -292,7 +292,7 @@ class Follower:
         self._tail = await self._run_blocking(self._tail_at, self.end)
 
     async def _disconnect(self) -> None:
-        """Close the connection to the broker, which is looked up anew."""
+        """Close the connection to the broker, which is looked up again."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.cancel()
@@ -552,7 +552,7 @@ class Follower:
             write_copy_file(self._files, self._copy)
 
     def _begin(self, answer: Followed) -> None:
-        """Begin the copy, or begin it anew: the broker has removed what would come next."""
+        """Begin the copy, or start it over: the broker has removed what would come next."""
         copied = self._opened_log
         if copied.end >= 0:
             log.warning(

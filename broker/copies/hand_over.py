@@ -2,7 +2,7 @@
 
     offered at a metaserver ─▶ no further commit begins ─▶ the copy has the whole log, and is told
         ├─ it has the place           ─▶ what waits is refused: clients go to the copy
-        ╰─ not within HAND_OVER_MS    ─▶ withdrawn; the broker goes on
+        ╰─ not within HAND_OVER_MS    ─▶ withdrawn; the broker serves on
 
 Clients wait meanwhile, and see no error: what they have sent is stored by one of the two.
 
@@ -91,7 +91,7 @@ class HandingOver:
             ConflictError: there is no copy that could take the place, or not this one.
             NotFoundError: there is no copy with this id.
             BusyError: it hands over already.
-            UnavailableError: the copy has not taken the place in time, and this broker goes on.
+            UnavailableError: the copy has not taken the place in time, and this broker serves on.
             WrongBrokerError: this broker does not serve its group.
             KeylaneError: no metaserver has answered; nothing was done.
         """

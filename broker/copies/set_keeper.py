@@ -157,7 +157,7 @@ class SetKeeper:
     # ── for operators ─────────────────────────────────────────────────────────────────────────────
     @property
     def stored(self) -> CopySet | None:
-        """The set as a metaserver has last told it; None before that, and once a copy was
+        """The set as a metaserver has last sent it; None before that, and once a copy was
         promoted.
         """
         return None if self.is_replaced else self._stored
@@ -189,7 +189,7 @@ class SetKeeper:
 
     @property
     def problem(self) -> str:
-        """The reason why nothing is acked now; "" if acks go on, or a metaserver has yet to be
+        """The reason why nothing is acked now; "" if acks continue, or a metaserver has yet to be
         asked to leave out a copy that is late.
         """
         if self.is_replaced:

@@ -353,7 +353,7 @@ class RetentionLoop:
                 reason = f"the rows of hidden subject {subject!r} are not published"
             if self._unregistered_ids:
                 names = _describe(self._unregistered_ids)
-                reason = f"the metaserver has not told which consumer groups read {names}"
+                reason = f"the metaserver has not said which consumer groups read {names}"
             self.problem = f"segments up to position {wanted} should be removed, but {reason}"
         return allowed
 

@@ -196,7 +196,7 @@ async def cluster_or_none(feed: Feed) -> ClusterSample | None:
 def problems(
     partitions: Iterable[PartitionDescription | PartitionProgress],
 ) -> tuple[Sentence, ...]:
-    """Return why brokers have not told of some partitions."""
+    """Return why brokers have not described some partitions."""
     return tuple(map(Sentence, sorted({each.problem for each in partitions if each.problem})))
 
 

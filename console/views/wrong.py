@@ -29,7 +29,7 @@ def wrong_causes(
     Return the causes that an operator has to know; the lag of a group that is not stuck is none.
 
     Args:
-        told: the ids of partitions whose broker has told of them since.
+        told: the ids of partitions whose broker has described them since.
     """
     return [
         each

@@ -297,7 +297,7 @@ def on_acquired(session: PartitionSession, answer: Acquired, now_ms: int) -> Non
         offsets.end_offset = answer.next_offset
     session.parking.version = max(session.parking.version, answer.parked_version)
     if offsets.next_offset >= 0:
-        session.parking.listed_version = 0  # a broker that was restarted counts versions anew
+        session.parking.listed_version = 0  # a broker that was restarted counts versions from 0
         return
     offsets.begin(answer.cursor, answer.ranges)
     earlier_tries = session.intake.earlier_tries = dict(answer.attempts)
@@ -570,7 +570,7 @@ def _on_pull_failed(session: PartitionSession, error: KeylaneError, now_ms: int)
         return
     session.calls.pull.end()
     first_offset = error.first_offset or 0
-    if session.flights.is_shared:  # the broker goes on with what it still stores
+    if session.flights.is_shared:  # the broker continues with what it still stores
         session.output.notes.append(Note(NoteKind.MISSED, first_offset))
     elif offsets.next_offset < first_offset:
         start = offsets.next_offset

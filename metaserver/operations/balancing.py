@@ -236,7 +236,7 @@ class Balancer:
         )
 
     async def change(self, body: SetBalance) -> BalancePlan:
-        """Stop the metaservers that balance by themselves, or let them go on; return the plan at
+        """Stop the metaservers that balance by themselves, or let them continue; return the plan at
         that time. Idempotent.
         """
         await self._database.write(store_stopped, body.stopped)

@@ -190,7 +190,7 @@ class Reason(enum.Enum):
         "a task that runs handlers was cancelled, and not by its consumer",
         (
             "The consumer has ended. Code of the program must not cancel every task of the "
-            "event loop and then go on."
+            "event loop and then continue."
         ),
     )
     """All tasks of the event loop were cancelled, including those that run handlers, and the
@@ -1283,7 +1283,7 @@ class Reason(enum.Enum):
     FOLDER_GIVEN_UP = (
         1224,
         "FolderRefusedError",
-        "the loss of this data folder was accepted, and others go on without it",
+        "the loss of this data folder was accepted, and others continue without it",
         "Keep the folder for inspection, and start the broker with an empty one.",
     )
     """A broker is started on a data folder whose loss an operator has accepted."""
@@ -1301,7 +1301,7 @@ class Reason(enum.Enum):
         1239,
         "FolderRefusedError",
         "two folders of copies have the same id, and another follower has the other one",
-        "Nothing was changed. The follower gives its folder another id, and goes on.",
+        "Nothing was changed. The follower gives its folder another id, and continues.",
     )
     """One of the folders was made of the other."""
     COPY_OF_OTHER_FOLDER = (

@@ -37,7 +37,7 @@ def notify(message: str, environment: Mapping[str, str] = os.environ) -> None:
 
 
 def watchdog_interval_s(environment: Mapping[str, str] = os.environ) -> float | None:
-    """Return how often the service manager is to be told that this process lives, in seconds: three
+    """Return how often the service manager expects a sign that this process lives, in seconds: three
     times in the span after which it kills the process. None: it does not ask.
     """
     if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
@@ -48,7 +48,7 @@ def watchdog_interval_s(environment: Mapping[str, str] = os.environ) -> float | 
 
 async def watchdog_loop() -> None:
     """Tell the service manager that this event loop runs, until cancelled. It has to be a task of
-    the loop that serves: a thread would go on when that loop hangs.
+    the loop that serves: a thread would still run when that loop hangs.
     """
     interval_s = watchdog_interval_s()
     while interval_s is not None:
