@@ -119,7 +119,7 @@ class Metaservers:
                 self.move_to_end(address)
                 if not (endpoint.repeatable or isinstance(error, NotSentError)):
                     raise
-                is_doubtful |= endpoint.method != "GET" and error.fate is Fate.UNKNOWN
+                is_doubtful |= not endpoint.is_get and error.fate is Fate.UNKNOWN
                 # An error that a retry may resolve takes precedence over one that a retry cannot.
                 if (
                     error_to_raise is None

@@ -37,8 +37,8 @@ def notify(message: str, environment: Mapping[str, str] = os.environ) -> None:
 
 
 def watchdog_interval_s(environment: Mapping[str, str] = os.environ) -> float | None:
-    """Return how often the service manager expects a sign that this process lives, in seconds: three
-    times in the span after which it kills the process. None: it does not ask.
+    """Return how often the service manager expects a sign of life, in seconds: three times in the
+    span after which it kills the process. None: it does not ask.
     """
     if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None

@@ -126,7 +126,8 @@ ASKED = (
 def all_causes() -> list[Cause]:
     refused = RefusedBroker(broker_group="g1", address="h:1", problem="two folders", advice="")
     few = broker(folders=1, folders_wanted=2)
-    listed = servers.server_causes(BrokerList(brokers=[few], refused=[refused]))
+    older = broker(quarantine="the database fell back")
+    listed = servers.server_causes(BrokerList(brokers=[few, older], refused=[refused]))
     return [cause for asked in ASKED for cause in causes.explain(asked).causes] + [
         cause for _, cause in listed
     ]

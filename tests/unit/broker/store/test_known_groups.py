@@ -97,7 +97,7 @@ async def test_partition_whose_groups_were_never_told_removes_nothing():
     assert await house.cleaning.check() == 0
     assert house.partition().first_offset == house.partition(2).first_offset == 0
     assert house.cleaning.untold == (1,)
-    assert "not told which consumer groups read partition 1" in house.cleaning.problem
+    assert "not said which consumer groups read partition 1" in house.cleaning.problem
     health = await house.control.health(None, {})
     assert health.details["retention"] == house.cleaning.problem
     assert not house.status().groups_told
