@@ -1020,8 +1020,8 @@ class Admin(LoopBoundClient):
         )
 
     async def stop_balance(self, *, stopped: bool = True) -> BalancePlan:
-        """Stop the metaservers that balance by themselves, or let them continue with `stopped=False`.
-        Return the plan at that time.
+        """Stop the metaservers that balance by themselves, or let them continue with
+        `stopped=False`. Return the plan at that time.
         """
         body = convert_argument(SetBalance, {"stopped": stopped})
         return await self._metaserver_client.call(endpoints.SET_BALANCE, body)
@@ -1929,7 +1929,7 @@ class Admin(LoopBoundClient):
             NotFoundError: there is no such broker group, or no such copy.
             ConflictError: there is no copy that could take the place, or not this one.
             BusyError: the broker hands over already, or an operation changes its partitions.
-            UnavailableError: the copy has not taken the place within 3 s; the broker continues to serve.
+            UnavailableError: the copy has not taken the place within 3 s; the broker serves on.
         """
         check_name("broker group", broker_group)
         body = convert_argument(HandOver, {"copy_id": copy_id})

@@ -239,8 +239,8 @@ class Feed:
         """
         Return True if a group is stuck, as far as that was seen.
 
-        It may be stuck on one partition while it continues with others, or continue with all and fall
-        further and further behind.
+        It may be stuck on one partition while it continues with others, or continue with all and
+        fall further and further behind.
         """
         lag = self.trends.last(("lag", subject, group))
         acked = self.trends.last(("acked", subject, group))

@@ -56,10 +56,10 @@ class Facts(Struct, frozen=True, kw_only=True, dict=True):
     health: Mapping[str, Health] = {}
     """By broker group, what its broker says of itself."""
     silent: Mapping[str, str] = {}
-    """By broker group whose broker has answered nothing, such as "has not answered within 0.6 s"."""
+    """By broker group whose broker is silent, such as "has not answered within 0.6 s"."""
     accepts: Mapping[str, bool] = {}
-    """By broker group whose broker has answered nothing, whether something accepts connections at its
-    address, as far as that is known.
+    """By broker group whose broker is silent, whether something accepts connections at its address,
+    as far as that is known.
     """
     clocks_ms: Mapping[str, int] = {}
     """By broker group, how far its clock is ahead of that of the asking machine, in milliseconds;

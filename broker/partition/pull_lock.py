@@ -184,8 +184,8 @@ def decide_promise(lock: PullLock, *, token: int, wanted_ms: int, now_ms: int) -
     Promise the owner that no higher token is let in, unless one waits, and renew the lock.
 
     Returns:
-        The length of the promise in milliseconds, which must be recorded before it is answered; 0 if
-        there is none.
+        The length of the promise in milliseconds, which must be recorded before it is answered; 0
+        if there is none.
     """
     if token != lock.fence or lock.released or lock.waiting_token > token or lock.is_shared:
         return 0

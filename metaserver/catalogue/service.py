@@ -472,7 +472,7 @@ class Catalogue:
             NotFoundError: there is no such group, or no such copy.
             ConflictError: there is no copy that could take the place, or not this one.
             BusyError: the broker hands over already, or an operation changes its partitions.
-            UnavailableError: the copy has not taken the place in time; the broker continues to serve.
+            UnavailableError: the copy has not taken the place in time; the broker serves on.
             UnreachableError: the broker cannot be asked.
         """
         await self.read_copies(broker_group)

@@ -231,6 +231,7 @@ class MetaHost(Host):
                 operations,
                 holder=f"{self.name}.{self.starts}",
                 wait_until_settled=partial(asyncio.sleep, 0),
+                hand_over=catalogue.hand_over,
             ),
             publications=PublicationService(
                 database,
