@@ -103,7 +103,8 @@ def demote_folder(files: Files, *, copy_id: str) -> None:
     Make the folder of a broker whose place a copy has taken a copy itself.
 
     Its log is kept. What was derived from the log is built again at a promotion, because the log
-    may be cut to what the other folder has. No broker serves the folder once the first file is written.
+    may be cut to what the other folder has. No broker serves the folder once the first file is
+    written.
 
     Raises:
         DataFolderError, StorageError

@@ -59,13 +59,46 @@ async def test_cluster_of_hosts_keeps_its_promises_through_one_fault_of_each_kin
     assert told[Granted.__name__] > 6
 
 
-@pytest.mark.whole
-async def test_cluster_of_hosts_keeps_its_promises_through_many_faults(
+async def test_copy_takes_the_place_of_a_host_that_is_cut_off_or_gone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As the short one, with forty faults drawn at random, some at once."""
+    """One broker group with copies on three hosts: what it is cut off from, one way and both, and
+    a host that is lost.
+    """
+    async with HostsStage(tmp_path, seed=3, copies=True) as stage:
+        await stage.settled_more(10_000)
+        for ways in (
+            [("a", "b"), ("a", "c")],  # its copies do not hear the broker
+            [(host, other) for host in "bc" for other in EVERYWHERE if host != other],
+        ):
+            await one_way_cuts(stage, *ways, seconds=6.0)
+            await stage.settled_more(5_000)
+            await stage.wait_for_copies()
+        stage.network.rule(delay_ms=50.0, loss=0.03)
+        await asyncio.sleep(3.0)
+        stage.network.rule()
+        lost = await stage.serving_host()
+        await stage.lose(lost)
+        async with asyncio.timeout(60):
+            while await stage.serving_host() == lost:
+                await asyncio.sleep(0.1)
+        await stage.settled_more(5_000)
+        await stage.bring_back(lost, wrong_s=HOUR_S)
+        await stage.wait_for_copies()
+        await stage.settled_more(5_000)
+        counted = await judged(stage, capsys)
+    assert counted[Stored.__name__] > 1_000
+    assert counted[Settled.__name__] == counted[Sent.__name__]
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("copies", [False, True])
+async def test_cluster_of_hosts_keeps_its_promises_through_many_faults(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], copies: bool
+) -> None:
+    """As the short ones, with forty faults drawn at random, some at once."""
     rng = random.Random(7)
-    async with HostsStage(tmp_path, seed=7) as stage:
+    async with HostsStage(tmp_path, seed=7, copies=copies) as stage:
         for number in range(40):
             kind = ("cut", "slow", "gone", "database")[number % 4]
             if kind == "cut":

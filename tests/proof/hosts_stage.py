@@ -1,7 +1,8 @@
 """A cluster of three hosts over TLS and PostgreSQL: network namespaces, programs under watch, and
 what they did.
 
-a, b, c   a metaserver, a broker, a consumer each; on a a producer too
+a, b, c   a metaserver, a broker, a consumer each; on a a producer too. The brokers are of a group
+          each, or of one group with copies, one of which takes the place of a broker that is lost
 d         PostgreSQL
 w         the test itself, and a producer
 """
@@ -17,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from keylane.admin import Admin
 from keylane.checker.events import Event
 from keylane.checker.findings import Findings
 from keylane.checker.judge import check_history
@@ -51,8 +53,17 @@ SETTINGS = {
 class HostsStage:
     """Programs on hosts; a program is named by its kind and host, as `broker-a`."""
 
-    def __init__(self, folder: Path, *, seed: int, keys: int = 500, per_second: int = 200) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        seed: int,
+        keys: int = 500,
+        per_second: int = 200,
+        copies: bool = False,
+    ) -> None:
         self.folder = folder
+        self._has_copies = copies
         self.actors: dict[str, Actor] = {}
         self.stamps_ns: list[int] = []
         """When the messages were sent, by the calendars of their producers."""
@@ -79,6 +90,7 @@ class HostsStage:
             *("--meta-port", str(META_PORT), "--broker-port", str(BROKER_PORT)),
             *("--postgresql", f"postgresql://keylane@{self.network.address(DATABASE)}/test_1"),
             *("--output", "json"),
+            *(["--one-group"] if self._has_copies else []),
         )
         assert made.returncode == 0, made.stderr
         closing = self._closing
@@ -96,7 +108,7 @@ class HostsStage:
         self._metaservers = [f"{self.network.address(host)}:{META_PORT}" for host in SERVERS]
         self.meta = MetaClient(self._network, self._metaservers)
         await self._start_all([self._program("metaserver", host) for host in SERVERS])
-        await self._start_all([self._program("broker", host) for host in SERVERS])
+        await self._start_brokers()
         for statement in (noted_grants.TABLE, noted_grants.FUNCTION, noted_grants.TRIGGER):
             self.execute(statement)
         await self._create()
@@ -110,13 +122,39 @@ class HostsStage:
         """Run a statement on the database of the metaservers."""
         return self._postgres.execute(statement, database="test_1")
 
-    def _actor(self, name: str, host: str, *command: str) -> Actor:
+    async def _start_brokers(self) -> None:
+        brokers = [self._program("broker", host) for host in SERVERS]
+        if not self._has_copies:
+            await self._start_all(brokers)
+            return
+        first, *others = brokers
+        await self._start_all([first])
+        async with self._admin() as admin:
+            await wait_for_brokers(admin, 1)
+            await admin.set_copies("g1", len(SERVERS), may_share_machine=True)
+        for follower in others:
+            follower.spawn()
+        await self.wait_for_copies()
+
+    async def wait_for_copies(self) -> None:
+        """Wait until acks wait for every other folder of the broker group."""
+        async with self._admin() as admin, asyncio.timeout(READY_S):
+            while len((await admin.copies("g1")).members) < len(SERVERS) - 1:
+                await asyncio.sleep(0.2)
+
+    def _admin(self) -> Admin:
+        tls = TlsSettings(ca=self._environment["KEYLANE_TLS_CA"])
+        token = self._environment["KEYLANE_TOKEN"]
+        return Admin(self._metaservers, tls=tls, token=token, wait_s=READY_S)
+
+    def _actor(self, name: str, host: str, *command: str, **environment: str) -> Actor:
         wall = self._wall(host)
         if not wall.exists():
             wall.write_bytes(SECONDS.pack(0))
         log = self.folder / f"{name}.log"
         place = partial(inside, self.network.namespace(host))
-        actor = Actor(name, ["--wall", str(wall), *command], log, place=place, **self._environment)
+        environment = self._environment | environment
+        actor = Actor(name, ["--wall", str(wall), *command], log, place=place, **environment)
         self.actors[name] = actor
         return actor
 
@@ -127,7 +165,9 @@ class HostsStage:
         name = f"{kind}-{host}"
         record = ["--record", str(self._events(name))] if kind == "broker" else []
         config = self.folder / "made" / self.network.address(host) / "keylane.toml"
-        return self._actor(name, host, *record, f"keylane.{kind}", "--config", str(config))
+        folder = {"KEYLANE_BROKER_DATA": str(self.folder / f"data-{host}")}
+        command = (*record, f"keylane.{kind}", "--config", str(config))
+        return self._actor(name, host, *command, **(folder if kind == "broker" else {}))
 
     def _events(self, name: str) -> Path:
         return self.folder / f"{name}.events"
@@ -152,12 +192,8 @@ class HostsStage:
         await asyncio.gather(*(actor.ready() for actor in actors))
 
     async def _create(self) -> None:
-        from keylane import Admin
-
-        tls = TlsSettings(ca=self._environment["KEYLANE_TLS_CA"])
-        token = self._environment["KEYLANE_TOKEN"]
-        async with Admin(self._metaservers, tls=tls, token=token, wait_s=READY_S) as admin:
-            await wait_for_brokers(admin, len(SERVERS))
+        async with self._admin() as admin:
+            await wait_for_brokers(admin, 1 if self._has_copies else len(SERVERS))
         await self.meta.create_subject(
             CreateSubject(subject=SUBJECT, partitions=6, order_strategy=OrderStrategy.STRICT)
         )
@@ -202,7 +238,17 @@ class HostsStage:
             actors.append(self._producer(host))
         order = ("metaserver", "broker", "consumer", "producer")
         for kind in order:
-            await self._start_all([actor for actor in actors if actor.name.startswith(kind)])
+            started = [actor for actor in actors if actor.name.startswith(kind)]
+            if kind == "broker" and self._has_copies:  # it may follow, and listen nowhere
+                for actor in started:
+                    actor.spawn()
+            else:
+                await self._start_all(started)
+
+    async def serving_host(self) -> str:
+        """The host of the broker that serves, of one group with copies."""
+        (address,) = await self._brokers()
+        return next(host for host in SERVERS if address.startswith(self.network.address(host)))
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────
     async def drain(self, *, seconds: float = 90.0) -> bool:
@@ -215,7 +261,7 @@ class HostsStage:
         async def look() -> bool:
             nonlocal drained
             with contextlib.suppress(KeylaneError):  # a broker whose connections have just broken
-                partitions = await hosted(self._network, self._brokers)
+                partitions = await hosted(self._network, await self._brokers())
                 drained = bool(partitions) and not any(map(lag, partitions))
             return drained
 
@@ -224,8 +270,10 @@ class HostsStage:
                 await asyncio.sleep(0.2)
         return drained
 
-    @property
-    def _brokers(self) -> list[str]:
+    async def _brokers(self) -> list[str]:
+        """The addresses of the brokers that serve."""
+        if self._has_copies:
+            return [each["address"] for each in (await self.meta.health()).details["brokers"]]
         return [f"{self.network.address(host)}:{BROKER_PORT}" for host in SERVERS]
 
     async def judge(self) -> tuple[Findings, list[Event]]:
@@ -238,7 +286,7 @@ class HostsStage:
         timed: list[Timed] = list(noted_grants.read_grants(self.execute))
         for path in sorted(self.folder.glob("*.events")):
             timed += starts_placed(read_events(path), ())
-        log = await stored_log(self._network, self._brokers, self.stamps_ns)
+        log = await stored_log(self._network, await self._brokers(), self.stamps_ns)
         events = one_history(timed, log)
         return check_history(events), events
 
