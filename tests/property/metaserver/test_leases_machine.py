@@ -360,6 +360,7 @@ class LeaseMachine(RuleBasedStateMachine):
             self.run(settle_group, self.group_id)
             self.release_withdrawn()
             self.grants_are_rightful()
+        self.clock.calendar = True  # what people see has times of the calendar
         view = self.run(read_group, "s", GROUP)
         owners = {
             owner.partition.partition_id: owner.session for owner in view.owners if owner.session
