@@ -59,6 +59,7 @@ async def test_cluster_of_hosts_keeps_its_promises_through_one_fault_of_each_kin
     assert told[Granted.__name__] > 6
 
 
+@pytest.mark.whole
 async def test_copy_takes_the_place_of_a_host_that_is_cut_off_or_gone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
