@@ -24,6 +24,7 @@ from ...protocol.control import TimeBound
 from ...protocol.errors import (
     ConfigError,
     FilterError,
+    KeylaneError,
     NotSentError,
     OffsetOutOfRangeError,
     PartitionUnknownError,
@@ -31,6 +32,7 @@ from ...protocol.errors import (
     SubjectDeletedError,
     SubjectUnknownError,
     UnreachableError,
+    WrongBrokerError,
 )
 from ...protocol.frames import Batches
 from ...protocol.http.tls_settings import TlsSettings
@@ -357,13 +359,14 @@ class Reader(LoopBoundClient, Generic[V]):
     async def _locate_start(self) -> None:
         """
         Resolve where reading starts and ends in each known partition. If one disappears in the
-        meantime, start over.
+        meantime, or its broker has lost its place, start over.
 
         Raises:
-            PartitionUnknownError: a partition disappeared in every attempt for READ_GIVE_UP_MS.
+            PartitionUnknownError, WrongBrokerError: that was so in every attempt for
+                READ_GIVE_UP_MS.
         """
         until_ms = self._environment.clock.boot_ms() + READ_GIVE_UP_MS
-        while isinstance(states := await self._build_read_states(), PartitionUnknownError):
+        while isinstance(states := await self._build_read_states(), KeylaneError):
             if self._environment.clock.boot_ms() >= until_ms:
                 raise states
             await asyncio.sleep(self._pauses.next_pause_ms() / 1000)
@@ -380,9 +383,11 @@ class Reader(LoopBoundClient, Generic[V]):
         if not self._wanted.follows:
             self._finish_ended()
 
-    async def _build_read_states(self) -> list[_ReadState] | PartitionUnknownError:
+    async def _build_read_states(
+        self,
+    ) -> list[_ReadState] | PartitionUnknownError | WrongBrokerError:
         """Return the read state of each known partition, or the error of a partition that
-        disappeared since the history was fetched.
+        disappeared since the history was fetched, or whose broker has lost its place.
         """
         route = await self._meta.route(self._wanted.subject)
         key = None if route.may_reroute_keys else self._wanted.key
@@ -417,6 +422,8 @@ class Reader(LoopBoundClient, Generic[V]):
         ]
         try:
             offsets = await gather_limited(self._fetch_offsets, unread_partitions)
+        except WrongBrokerError as error:
+            return error
         except PartitionUnknownError as error:
             if error.partition_id is None:
                 raise

@@ -7,7 +7,11 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Any
 
+import pytest
+
 from keylane import Admin, Producer, QueueReader, Reader
+from keylane.broker.control import BrokerControl
+from keylane.errors import WrongBrokerError
 from keylane.protocol.control import TimeBound
 from keylane.testing import VirtualCluster
 
@@ -56,6 +60,27 @@ def test_reader_passes_over_no_message_of_a_key_when_the_child_is_behind_in_time
         assert await read(cluster, start=between, key=b"k") == [b"2", b"3", b"4"]
 
     cluster.run(story)
+
+
+def test_reader_opens_when_a_broker_has_lost_its_place_meanwhile(monkeypatch: pytest.MonkeyPatch):
+    """It asks until a metaserver names the broker that has the place."""
+    answers = iter([WrongBrokerError("a copy has its place")] * 2)
+    find = BrokerControl.find_offset
+
+    async def find_offset(self: BrokerControl, body: None, params: Any) -> Any:
+        if error := next(answers, None):
+            raise error
+        return await find(self, body, params)
+
+    monkeypatch.setattr(BrokerControl, "find_offset", find_offset)
+    cluster = VirtualCluster(brokers=2)
+
+    async def story() -> None:
+        between = await moved(cluster)
+        assert await read(cluster, start=between) == [b"2", b"3", b"4"]
+
+    cluster.run(story)
+    assert next(answers, None) is None
 
 
 def test_readers_give_each_message_once_when_their_ranges_meet_at_a_time():
