@@ -62,6 +62,15 @@ class FallenStage(PromisedStage):
             while bool(await self.quarantine()) == ends:
                 await asyncio.sleep(0.1)
 
+    async def recover(self) -> None:
+        """Wait until the quarantine is over and everything is handled; every copy is judged."""
+        await self.wait_for_quarantine(ends=True)
+        await self.wait_for_members(COPIES)
+        await self.wait_for_new()
+        await self.judge_members()
+        await self.end_sending()
+        await self.wait_until_handled()
+
     async def wait_until_handled(self) -> None:
         """Wait until everything that was acked was handled."""
         acked = set(self.acked)
@@ -120,10 +129,5 @@ async def test_copy_that_was_left_out_takes_no_place_when_the_database_is_put_ba
             assert lacking, "it would have lost these"
             for host in (stage.broker, stage.copies[1]):
                 await asyncio.to_thread(host.start, follows=True)
-            await stage.wait_for_quarantine(ends=True)
-            await stage.wait_for_members(COPIES)
-            await stage.wait_for_new()
-            await stage.judge_members()
-            await stage.end_sending()
-            await stage.wait_until_handled()
+            await stage.recover()
     stage.judge()

@@ -69,10 +69,5 @@ async def test_copy_takes_no_place_when_an_asynchronous_standby_is_promoted(
             assert lacking, "it would have lost these"
             for host in (stage.broker, *(copy for copy in stage.copies if copy is not out)):
                 await asyncio.to_thread(host.start, follows=True)
-            await stage.wait_for_quarantine(ends=True)
-            await stage.wait_for_members(COPIES)
-            await stage.wait_for_new()
-            await stage.judge_members()
-            await stage.end_sending()
-            await stage.wait_until_handled()
+            await stage.recover()
     stage.judge()
