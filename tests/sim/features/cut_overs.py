@@ -109,8 +109,8 @@ class CutOvers(Feature):
         self.lineage: dict[int, tuple[int, ...]] = {}
         self.parents: dict[int, tuple[int, ...]] = {}
         """Also those of partitions that have expired."""
-        self.members: set[int] = set()
-        """The partitions of the subject at the end."""
+        self.members: set[int] | None = None
+        """The partitions of the subject at the end; None while it has not looked."""
         self._hidden: set[int] = set()
         """Partitions of hidden subjects that were not published."""
         self._made = False
@@ -512,13 +512,16 @@ class CutOvers(Feature):
         return cursors, sorted(rows, key=lambda row: (row.partition_id, row.offset)), ends
 
     def _stand_still(self, stands: bool) -> None:
+        """Have the group's consumers leave, or start those that are gone; once all is healed, also
+        those that are still leaving.
+        """
         for consumer in self._consumers:
             assert isinstance(consumer, CarriedConsumer)
             consumer.stands_still = stands
             if stands:
                 consumer.leave()
-            elif not consumer.running:
-                consumer.start()
+            else:
+                self.world.faults.restart(consumer)
 
     async def _delete(self, hidden: str) -> None:
         while True:
@@ -588,10 +591,12 @@ class CutOvers(Feature):
         self.members = set(self.lineage) | (set(removed) - replaced - self._hidden)
 
     def check(self, findings: Findings, hosted: dict[int, HostedPartition]) -> None:
-        seen = Judged(self.world.history, {host.name for host in self._senders}, self.members)
-        self.problems += seen.lost(self.rounds, since=self._since)
-        self.problems += seen.out_of_order(self.lineage)
+        members = self.members or ()
+        seen = Judged(self.world.history, {host.name for host in self._senders}, members)
+        if self.members is not None:  # else the world has not drained, which is a finding itself
+            self.problems += seen.lost(self.rounds, since=self._since)
+            self.problems += seen.out_of_order(self.lineage)
+            self.problems += astray(self.rounds, self.parents)
         self.problems += seen.again(self.rounds)
         self.problems += seen.early(self.rounds)
-        self.problems += astray(self.rounds, self.parents)
         self.problems = self.problems[:8]

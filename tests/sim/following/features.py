@@ -135,7 +135,7 @@ class FollowedFeatureWorld(Following, FeatureWorld):
         hosted = self._firsts.keys()
         members, lives = set(hosted), []
         if isinstance(feature, CutOvers):
-            members &= feature.members
+            members &= feature.members or set()
         if isinstance(feature, Deletions):
             lives = [life.partitions for life in feature.lives]
             members &= lives[-1] if lives else set()
