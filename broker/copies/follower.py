@@ -557,7 +557,7 @@ class Follower:
         if copied.end >= 0:
             log.warning(
                 "the broker has removed the log up to position %d, and this copy ends at %d: it "
-                "begins anew",
+                "starts over",
                 answer.first_position,
                 copied.end,
             )
