@@ -1,6 +1,11 @@
 """The judges of features tell what they are for, on histories made by hand."""
 
+import asyncio
+from collections.abc import Iterator
+from itertools import count
 from typing import Any
+
+import pytest
 
 from keylane.checker.events import (
     Ended,
@@ -18,11 +23,14 @@ from keylane.checker.events import (
 from keylane.checker.findings import Findings
 from keylane.protocol.progress import CursorView, GroupReset
 from sim.features.carried import GROUP, Judged, Round, Row, astray
+from sim.features.cut_overs import CutOvers
 from sim.features.deletions import Life, check_groups, mixed_up, owners_of
 from sim.features.instances import stale_calls
 from sim.features.live_resets import check_resets, granted_while_set, unhandled_after
 from sim.features.loops import overtaken
 from sim.features.retries import Try, check_tries
+from sim.features.world import FeatureWorld, kind_of
+from sim.run import FEATURES_FIRST
 
 LIVES = [Life(frozenset({1}), ended=3), Life(frozenset({2}))]
 
@@ -238,6 +246,57 @@ def test_message_is_told_when_it_comes_again_after_a_cut_over_or_while_it_is_rep
     between = Round("h", accepted_at=8, published_at=10, **done)
     (early,) = _carried(*_handles(1, 1, b"v0.1:1")).early([between])
     assert "while it was being replaced" in early
+
+
+@pytest.fixture
+def cut_overs() -> Iterator[CutOvers]:
+    """The feature of a world that is healed and has not begun."""
+    number = next(number for number in count() if kind_of(number) is CutOvers)
+    world = FeatureWorld(FEATURES_FIRST + number)
+    world.faults.healed = True
+    feature = world.feature
+    assert isinstance(feature, CutOvers)
+    yield feature
+    world.loop.dispose()
+    world.outboxes.close()
+
+
+def test_consumers_are_started_when_a_cut_over_ends_while_they_leave(cut_overs):
+    loop, consumer = cut_overs.world.loop, cut_overs._consumers[0]
+    consumer.new_process()
+    consumer.leaving = True
+    cut_overs._stand_still(False)
+    first = consumer.process
+    consumer.end(machine_down=False)
+    loop.run_until_complete(asyncio.sleep(1.0))
+    assert consumer.running
+    assert consumer.process is not first
+
+
+def test_consumers_stay_away_when_the_next_cut_over_begins_while_they_leave(cut_overs):
+    loop, consumer = cut_overs.world.loop, cut_overs._consumers[0]
+    consumer.new_process()
+    consumer.leaving = True
+    cut_overs._stand_still(False)
+    cut_overs._stand_still(True)
+    consumer.end(machine_down=False)
+    loop.run_until_complete(asyncio.sleep(1.0))
+    assert not consumer.running
+
+
+def test_message_is_told_as_lost_when_the_partitions_at_the_end_are_known(cut_overs):
+    """In a world that has not drained they are not, and that it has not is a finding."""
+    sender = cut_overs._senders[0].name
+    value = f"{sender}.1:0".encode()
+    cut_overs.world.history += [
+        Sent(value, b"k", f"{sender}.1", 0, strict=True),
+        Settled(value, "stored", 1, 0),
+    ]
+    cut_overs.check(Findings(), {})
+    assert cut_overs.problems == []
+    cut_overs.members = set()
+    cut_overs.check(Findings(), {})
+    assert "is at []" in cut_overs.problems[0]
 
 
 def test_message_may_come_again_when_a_later_cut_over_has_put_it_behind_an_unhandled_one():

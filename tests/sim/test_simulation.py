@@ -174,6 +174,7 @@ FOUND = (
     2_098_004_623,
     2_098_004_706,
     2_098_004_740,
+    4_450_741_003,
 )
 """Later seeds that found a fault once, of the product or of the simulation."""
 FOUND_SAMPLE = FOUND[1::12]
