@@ -32,7 +32,9 @@ EACH_S = 0.01
 RECENT_S = 1.0
 SLOW_S = 0.5
 """A handler that takes so long leaves messages for the time after its broker was killed."""
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(300)]
+# They compare times of fractions of a ttl, which a machine with much other work does not keep; the
+# simulation has the same story in its worlds with copies.
+pytestmark = [pytest.mark.crash, pytest.mark.whole, pytest.mark.timeout(300)]
 
 
 class HandledMessage(NamedTuple):
