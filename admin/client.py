@@ -1929,7 +1929,7 @@ class Admin(LoopBoundClient):
             NotFoundError: there is no such broker group, or no such copy.
             ConflictError: there is no copy that could take the place, or not this one.
             BusyError: the broker hands over already, or an operation changes its partitions.
-            UnavailableError: the copy has not taken the place within 3 s; the broker serves on.
+            UnavailableError: the copy has not taken the place within 3 s; the broker continues.
         """
         check_name("broker group", broker_group)
         body = convert_argument(HandOver, {"copy_id": copy_id})

@@ -7,7 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -53,6 +53,16 @@ def show_line(text: str, *, errors: bool = False) -> None:
     and users must not control the terminal.
     """
     print(printable(text), file=sys.stderr if errors else sys.stdout, flush=True)
+
+
+def end_without(unread: Mapping[int, str]) -> None:
+    """Name the partitions that could not be read, if there are any, each with its problem, and end
+    the command with status 1.
+    """
+    for partition_id, problem in unread.items():
+        show_line(f"partition {partition_id} is not read: {problem}", errors=True)
+    if unread:
+        raise click.exceptions.Exit(1)
 
 
 def show_error(error: KeylaneError, output: OutputFormat) -> None:

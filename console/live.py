@@ -31,7 +31,7 @@ STREAMS_MAX = 200
 """The maximum number of open streams of a metaserver."""
 EVENT_BYTES_MAX = 128 << 10
 """The maximum size of an event, in bytes; instead of a larger one the browser draws the page
-anew.
+again.
 """
 BUSY_SHARE = 4
 """A page that takes long to build is built less often: it takes at most 1 / BUSY_SHARE of the

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -467,18 +468,11 @@ def _is_shared(facts: Facts) -> bool:
 
 
 # ── messages that fail ────────────────────────────────────────────────────────────────────────────
-def _failing(facts: Facts) -> Iterator[Cause]:
+def _failing(facts: Facts, *, hold_up: bool = True) -> Iterator[Cause]:
+    """Failing messages that hold up those in question, or else those of other keys."""
     for each in facts.progress:
         failing = _failing_message(each, facts)
-        if failing is not None and _holds_up(each, failing, facts):
-            yield _failing_cause(each, failing, facts)
-
-
-def _failing_elsewhere(facts: Facts) -> Iterator[Cause]:
-    """Failing messages of other keys, which may hold up a partition without being its cause."""
-    for each in facts.progress:
-        failing = _failing_message(each, facts)
-        if failing is not None and not _holds_up(each, failing, facts):
+        if failing is not None and _holds_up(each, failing, facts) is hold_up:
             yield _failing_cause(each, failing, facts)
 
 
@@ -1152,7 +1146,7 @@ RULES: tuple[Callable[[Facts], Iterator[Cause]], ...] = (
     _not_stored,
     _scheduled,
     _dead_letters,
-    _failing_elsewhere,
+    partial(_failing, hold_up=False),
     _clocks,
 )
 """The order in which they are listed."""

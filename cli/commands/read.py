@@ -9,8 +9,6 @@ from collections.abc import Collection
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
-import click
-
 from ...consumer import Reader
 from ...protocol.clock import SystemClock
 from ...protocol.errors import ConfigError, UnreachableError
@@ -19,7 +17,7 @@ from ...protocol.text import parse_number
 from ..connection import open_admin
 from ..message_json import message_printer
 from ..options import WAIT_S, OutputFormat, parse_time
-from ..screen import show_line
+from ..screen import end_without
 from .consume import MESSAGE_LINE
 
 
@@ -76,8 +74,7 @@ async def read_subject(
     interrupted. The exit status is 1 if a partition could not be read.
 
     Raises:
-        UnreachableError: no broker that may have such messages answers; with `partition` or
-            `follow`, one of them does not.
+        UnreachableError: no broker answers; with `partition` or `follow`, one of them does not.
     """
     first = parse_bound(start)
     end = None if stop is None else parse_bound(stop)
@@ -123,7 +120,4 @@ async def read_subject(
             if printed == limit:
                 break
     sys.stdout.flush()
-    for partition_id, problem in unread.items():
-        show_line(f"partition {partition_id} is not read: {problem}", errors=True)
-    if unread:
-        raise click.exceptions.Exit(1)
+    end_without(unread)

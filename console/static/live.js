@@ -43,7 +43,7 @@ function patch(changes) {
   }
 }
 
-/** Draw the page anew, and keep the scroll position, the focus, and forms that are filled in. */
+/** Draw the page again, and keep the scroll position, the focus, and forms that are filled in. */
 async function redraw() {
   if (isRedrawing || Date.now() - redrawnAt < REDRAWN_MS) {
     return;
@@ -171,7 +171,7 @@ function start() {
   source.onerror = () => {
     lost();
     if (source && source.readyState === EventSource.CLOSED) {
-      // A refusal, such as that of an ended sign-in: drawing the page anew tells which.
+      // A refusal, such as that of an ended sign-in: drawing the page again tells which.
       stop();
       setTimeout(() => {
         redraw().catch(() => {}).finally(() => document.hidden || isSignedOut() || start());

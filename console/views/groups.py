@@ -45,9 +45,9 @@ async def group(feed: Feed, names: Mapping[str, str], query: Mapping[str, str]) 
         elif isinstance(explanation, str):
             unknown.append(explanation)
         else:
-            told = {each.partition_id for each in described.partitions if not each.problem}
+            heard = {each.partition_id for each in described.partitions if not each.problem}
             is_stuck = feed.is_stuck(subject, name)
-            causes = wrong_causes(explanation, is_stuck=is_stuck, told=told)
+            causes = wrong_causes(explanation, is_stuck=is_stuck, heard=heard)
             wrong = tuple(Sentence(each.text, each.step) for each in causes)
             unknown += explanation.unknown
     suspended = described.settings is not None and described.settings.suspended

@@ -159,8 +159,8 @@ async def read(
 
 
 def _newest(found: list[Message[bytes]]) -> list[Message[bytes]]:
-    """Return the SHOWN_MAX newest messages, newest first."""
-    return nlargest(SHOWN_MAX, found, key=lambda each: each.sent_at_ns)
+    """Return the SHOWN_MAX newest messages, newest first. Those of one batch share their time."""
+    return nlargest(SHOWN_MAX, found, key=lambda each: (each.sent_at_ns, each.offset))
 
 
 def _start(described: SubjectDescription, asked: Asked) -> object:

@@ -23,20 +23,20 @@ CAUSES_SHOWN = 3
 
 
 def wrong_causes(
-    explanation: Explanation, *, is_stuck: bool, told: Collection[int] = ()
+    explanation: Explanation, *, is_stuck: bool, heard: Collection[int] = ()
 ) -> list[Cause]:
     """
     Return the causes that an operator has to know; the lag of a group that is not stuck is none.
 
     Args:
-        told: the ids of partitions whose broker has described them since.
+        heard: the ids of partitions whose broker has described them since.
     """
     return [
         each
         for each in explanation.causes
         if each.code not in NOT_WRONG
         and (is_stuck or each.code != BEHIND)
-        and not (each.code in UNHEARD and each.partitions and set(each.partitions) <= set(told))
+        and not (each.code in UNHEARD and each.partitions and set(each.partitions) <= set(heard))
     ]
 
 
@@ -56,17 +56,17 @@ def sentences(
 
     Args:
         explained: the explanations, each with whether the group is stuck.
-        hosted: what each available broker tells now; see `Admin.list_hosted`.
+        hosted: what each available broker says now; see `Admin.list_hosted`.
     """
     answers = [each for each in hosted.values() if not isinstance(each, str)]
-    told = {report.partition_id for answer in answers for report in answer}
+    heard = {report.partition_id for answer in answers for report in answer}
     left_out = UNHEARD if len(answers) == len(hosted) else {"broker_silent"}
     found = [
         (LESS_URGENT.index(cause.code) + 1 if cause.code in LESS_URGENT else 0, explanation, cause)
         for explanation, is_stuck in explained
         for cause in [
             each
-            for each in wrong_causes(explanation, is_stuck=is_stuck, told=told)
+            for each in wrong_causes(explanation, is_stuck=is_stuck, heard=heard)
             if each.code not in left_out
         ][:CAUSES_SHOWN]
         if is_stuck or cause.code not in PASSING

@@ -17,7 +17,7 @@ from ...connection import open_admin
 from ...options import OutputFormat
 from ...screen import make_table, show_data, show_line, show_table
 from ...status import showing
-from .groups import fetch_health
+from .groups import fetch_broker_health
 
 
 class CopyView(Struct, frozen=True, kw_only=True):
@@ -132,7 +132,7 @@ async def _ask_broker(admin: Admin, group: str) -> tuple[Mapping[str, Any], str]
     try:
         for broker in (await admin.list_brokers()).brokers:
             if broker.broker_group == group:
-                health = await fetch_health(broker.address)
+                health = await fetch_broker_health(broker.address)
                 return check_group(health, group, broker.address), ""
         raise NotSentError(f"no metaserver knows the broker of group {group}")
     except KeylaneError as error:

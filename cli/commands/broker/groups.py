@@ -7,17 +7,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import click
-import msgspec
 
 from ....protocol.address import parse_addresses
 from ....protocol.control import Health
-from ....protocol.endpoints import READY
-from ....protocol.errors import ConfigError, ForeignServerError
+from ....protocol.errors import ConfigError
 from ....protocol.membership.views import BrokerView, RefusedBroker
 from ....protocol.text import format_time
 from ....rpc.http_network import client_network
 from ....rpc.metaservers import check_program
 from ...connection import open_admin
+from ...health import fetch_health
 from ...options import OutputFormat
 from ...screen import make_table, show_data, show_line, show_table
 
@@ -90,7 +89,6 @@ async def show_outdated(meta: str, *, group: str, address: str) -> None:
     show_line(f"{copy.problem}; {_loss_text(copy)}", errors=True)
 
 
-TIMEOUT_MS = 5_000
 TIME_LABELS = {"next_ms": "next at"}
 """Maps each field that contains a time in milliseconds since 1970 to its label in a table."""
 
@@ -103,7 +101,7 @@ async def show_health(address: str, output: OutputFormat) -> None:
         ConfigError, NotSentError
         ForeignServerError, InvalidRequestError: the server at the address is not a broker.
     """
-    health = await fetch_health(address)
+    health = await fetch_broker_health(address)
     if output is not OutputFormat.TABLE:
         show_data(output, health)
     else:
@@ -153,23 +151,14 @@ def _format_field(name: str, value: object) -> str:
     return f"{TIME_LABELS.get(name, name.replace('_', ' '))}: {format_value(value) or '-'}"
 
 
-async def fetch_health(address: str) -> Health:
+async def fetch_broker_health(address: str) -> Health:
     """Fetch the health from the broker itself, which needs neither a token nor a metaserver."""
     addresses = parse_addresses(address)
     if len(addresses) > 1:
         raise ConfigError(f"give the address of one broker, not {address!r:.80}")
     network = client_network()
     try:
-        text, _date = await network.get_text(
-            addresses[0], READY.path, timeout_ms=TIMEOUT_MS, statuses=(200, 503)
-        )
+        health = await fetch_health(network, addresses[0])
     finally:
         await network.close()
-    try:
-        health = msgspec.json.decode(text, type=Health)
-    except msgspec.MsgspecError as error:
-        raise ForeignServerError(
-            f"{address} answered GET {READY.path}, but not as a keylane server: {error}",
-            address=address,
-        ) from error
     return check_program("broker", addresses[0], health)

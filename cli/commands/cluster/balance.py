@@ -133,13 +133,11 @@ def _show_plan(plan: BalancePlan) -> None:
     if rows:
         title = f"{counted(len(rows), 'move')} between {', '.join(plan.broker_groups)}"
         show_table(make_table(title, ("id#", "subject", "from", "to", "because"), rows))
-    elif handed:
-        pass
-    elif len(plan.broker_groups) < 2:
-        groups = f"only {plan.broker_groups[0]}" if plan.broker_groups else "no broker group"
-        show_line(f"nothing to balance: {groups} can get partitions")
-    else:
-        show_line(f"nothing to balance: {', '.join(plan.broker_groups)} are even")
+    elif not handed:
+        groups, verb = ", ".join(plan.broker_groups), "are even"
+        if len(plan.broker_groups) < 2:
+            groups, verb = f"only {groups}" if groups else "no broker group", "can get partitions"
+        show_line(f"nothing to balance: {groups} {verb}")
     _show_left_out("broker group", plan.left_out_groups)
     _show_left_out("subject", plan.left_out_subjects)
     for group in plan.unknown_rates:

@@ -88,7 +88,7 @@ async def add_host(
     grown = ClusterFolder.read(path)
     if has_metaserver:
         grown.put_metaservers(grown.metaservers)
-        done.append(told_metaservers(grown.metaservers))
+        done.append(metaservers_line(grown.metaservers))
     left = await bring(
         partial(token_differences, folder, token, wanted=True), folder.hosts.values(), deliver
     )
@@ -238,7 +238,7 @@ def _copy_advice(host: Host) -> Finding:
     )
 
 
-def told_metaservers(addresses: Iterable[str]) -> str:
+def metaservers_line(addresses: Iterable[str]) -> str:
     """Return the line that says that brokers' settings name other metaservers."""
     return (
         f"the settings of all brokers name the metaservers {', '.join(addresses)}: bring them to "

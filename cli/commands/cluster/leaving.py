@@ -20,13 +20,13 @@ from ....protocol.membership.views import BrokerView
 from ....protocol.routing import PartitionState
 from ....protocol.text import counted
 from ...confirmation import confirm
+from ...health import TIMEOUT_MS
 from ...status import showing
 from .delivery import ClusterStep, bring
 from .findings import Finding
 from .folder import ClusterFolder, Host
-from .hosts import told_metaservers
+from .hosts import metaservers_line
 from .moving import end_moves_to, find_leaving, move_group, put_back
-from .reports import TIMEOUT_MS
 from .served import folder_tls, token_differences
 
 
@@ -95,7 +95,7 @@ async def remove_host(
     rest.put_hashes(add={}, drop=[token_hash(token) for token in tokens])
     if own:
         rest.put_metaservers(metaservers)
-        done.append(told_metaservers(metaservers))
+        done.append(metaservers_line(metaservers))
     left = []
     for token in tokens:
         ask = partial(token_differences, rest, token, wanted=False)

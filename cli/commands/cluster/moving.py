@@ -20,11 +20,11 @@ from ....protocol.copies import COPIES_MAX
 from ....protocol.errors import ConfigError, KeylaneError, Reason
 from ....protocol.text import format_age, format_size
 from ....rpc.http_network import HttpNetwork, client_network
+from ...health import fetch_health
 from ...status import showing
 from .delivery import ClusterStep, bring
 from .folder import ClusterFolder, Host, Leaving
 from .hosts import add_copy, check_new_host, start_advice
-from .reports import fetch_health
 from .served import folder_tls, token_differences
 
 POLL_S = 0.5
@@ -99,7 +99,7 @@ async def move_group(
         target = folder.host(name)
     ask = partial(token_differences, folder, target.token(), wanted=True)
     left = await bring(ask, folder.hosts.values(), deliver)
-    ((_, probed),) = ((each, address) for each, address in target.servers if each == "broker")
+    probed = dict(target.servers)["broker"]
     network = client_network(folder_tls(folder))
     try:
         if await _probe(network, probed) is None:

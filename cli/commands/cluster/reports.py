@@ -14,14 +14,12 @@ import msgspec
 
 from ....protocol.address import parse_address
 from ....protocol.control import Health
-from ....protocol.endpoints import READY
-from ....protocol.errors import ForeignServerError, KeylaneError
+from ....protocol.errors import KeylaneError
 from ....protocol.http.tls_settings import TlsSettings
 from ....rpc.http_network import HttpNetwork
 from ....rpc.tls.contexts import client_context
+from ...health import TIMEOUT_MS, fetch_health
 from .findings import ServerReport
-
-TIMEOUT_MS = 5_000
 
 
 async def fetch_report(
@@ -61,19 +59,6 @@ async def fetch_report(
         disk_bytes=metrics.disk_bytes,
         disk_free_bytes=metrics.disk_free_bytes,
     )
-
-
-async def fetch_health(network: HttpNetwork, address: str) -> Health:
-    """Fetch a server's health. Raises KeylaneError if it does not respond."""
-    text, _date = await network.get_text(
-        address, READY.path, timeout_ms=TIMEOUT_MS, statuses=(200, 503)
-    )
-    try:
-        return msgspec.json.decode(text, type=Health)
-    except msgspec.MsgspecError as error:
-        raise ForeignServerError(
-            f"{address} answered GET {READY.path} not as a keylane server: {error}", address=address
-        ) from error
 
 
 def _shared_machines(health: Health) -> tuple[str, ...]:

@@ -19,10 +19,11 @@ from ....rpc.http_network import HttpNetwork, client_network
 from ....rpc.operating.served_network import TOKEN_DIGITS
 from ....rpc.tls.contexts import fingerprint, read_certificate, read_certificates
 from ....rpc.tls.settings import tls_of_environment
+from ...health import TIMEOUT_MS
 from .findings import Finding, ServerReport
 from .folder import AUTHORITY, ClusterFolder, Host
 from .plan import BROKER_FILE, SETTINGS_FILE
-from .reports import TIMEOUT_MS, fetch_report
+from .reports import fetch_report
 
 
 def folder_tls(folder: ClusterFolder) -> TlsSettings:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, TypedDict, TypeVar
-
-import click
 
 from ....admin import Admin, ParkedKeyView, ParkState
 from ....protocol.errors import ConfigError, NotFoundError, UnreachableError
@@ -16,7 +14,7 @@ from ....protocol.text import counted, format_time
 from ...confirmation import confirm
 from ...connection import open_admin
 from ...options import OutputFormat
-from ...screen import make_table, show_data, show_line, show_table
+from ...screen import end_without, make_table, show_data, show_line, show_table
 from .selection import (
     SELECTORS,
     ParkedKeyFields,
@@ -58,7 +56,7 @@ async def list_parked(
     be asked.
     """
     async with open_admin(meta) as admin:
-        views, unlisted = await from_reachable(
+        views, unread = await from_reachable(
             admin,
             subject,
             group,
@@ -75,22 +73,12 @@ async def list_parked(
         show_data(output, [key_fields(view) for view in views])
     elif views:
         show_table(parked_table(f"{group} on {subject}", views))
-    elif not unlisted:
+    elif not unread:
         description = "no dead letters" if selection.among_dead else "nothing is parked"
         show_line(f"{group} on {subject}: {description}")
     if more:
         show_line(f"there are more than these {limit}: --limit shows more", errors=True)
-    name_unreached(unlisted)
-
-
-def name_unreached(unreached: Mapping[int, str]) -> None:
-    """Name the partitions that are missing in an answer, if there are any, with their problems, and
-    end the command with status 1.
-    """
-    for partition_id, problem in unreached.items():
-        show_line(f"partition {partition_id} is not listed: {problem}", errors=True)
-    if unreached:
-        raise click.exceptions.Exit(1)
+    end_without(unread)
 
 
 async def from_reachable(
@@ -112,15 +100,15 @@ async def from_reachable(
         return await ask(selection), {}
     except UnreachableError:
         partitions = (await admin.describe_group(subject, group)).partitions
-        unlisted = {each.partition_id: each.problem for each in partitions if each.problem}
-        listed = sorted({each.partition_id for each in partitions} - unlisted.keys())
-        if selection.partition is not None or not listed or not unlisted:
+        unread = {each.partition_id: each.problem for each in partitions if each.problem}
+        reached = sorted({each.partition_id for each in partitions} - unread.keys())
+        if selection.partition is not None or not reached or not unread:
             raise
     found: list[T] = []
-    for partition_id in listed:
+    for partition_id in reached:
         with contextlib.suppress(NotFoundError):
             found += await ask(replace(selection, partition=partition_id))
-    return found, unlisted
+    return found, unread
 
 
 async def _first_views(

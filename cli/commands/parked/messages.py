@@ -24,8 +24,8 @@ from ...confirmation import (
 from ...connection import open_admin
 from ...message_json import MessageFields, message_fields
 from ...options import OutputFormat, parse_headers
-from ...screen import make_table, show_data, show_line, show_row, show_table
-from .keys import from_reachable, list_views, name_unreached
+from ...screen import end_without, make_table, show_data, show_line, show_row, show_table
+from .keys import from_reachable, list_views
 from .selection import (
     SELECTORS,
     EditOptions,
@@ -114,7 +114,7 @@ async def show_parked(
         if total > len(messages):
             count = f"the first {len(messages)} of {counted(total, 'message')}"
         show_table(message_table(f"{_selection_text(selection)}: {count}", messages))
-    name_unreached(unread)
+    end_without(unread)
 
 
 class SkipResult(TypedDict):

@@ -15,6 +15,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,11 +28,12 @@ from integration.hosts.test_year_of_operating import (
     OperatedCluster,
     SteadySender,
     health,
+    one_is_silent,
     problems,
     run,
     wait_until,
 )
-from keylane import Admin, Consumer, Producer, TlsSettings
+from keylane import Admin, Consumer, Producer
 from keylane.admin import PartitionState
 from support.server_process import ForkedProcess, run_keylane
 
@@ -55,8 +57,7 @@ async def seal_some(cluster: OperatedCluster) -> int:
     await cluster.ready(2, "sealed")
     async with cluster.admin() as admin:
         await admin.set_copies("g2", 1, may_share_machine=True)
-        tls = TlsSettings(ca=str(cluster.made / "ca.pem"))
-        async with Producer(cluster.meta, tls=tls, token=cluster.token) as producer:
+        async with Producer(cluster.meta, **cluster.access) as producer:
             sends = [producer.send("sealed", b"%d" % n, key=b"%d" % (n % KEYS)) for n in range(400)]
             await asyncio.gather(*sends)
         await admin.wait(await admin.resize("sealed", 2))
@@ -70,17 +71,10 @@ async def seal_some(cluster: OperatedCluster) -> int:
 async def handled(cluster: OperatedCluster, subject: str, count: int) -> list[int]:
     """The numbers that a new group gets from the beginning; each key's are in order."""
     by_key: dict[bytes, list[int]] = defaultdict(list)
-    tls = TlsSettings(ca=str(cluster.made / "ca.pem"))
+    where = {"subject": subject, "group": "late", "start": "earliest"}
     async with (
         asyncio.timeout(60),
-        Consumer(
-            cluster.meta,
-            subject=subject,
-            group="late",
-            start="earliest",
-            tls=tls,
-            token=cluster.token,
-        ) as consumer,
+        Consumer(cluster.meta, **where, **cluster.access) as consumer,
     ):
         async for message in consumer:
             by_key[message.key].append(int(message.value))
@@ -96,16 +90,7 @@ async def start_copy(cluster: OperatedCluster, name: str, health_port: int) -> N
     """Start the follower on a host, and wait until it answers."""
     cluster.start(name, "broker")
     host = name.partition("/")[0]
-
-    async def answers() -> bool:
-        try:
-            _, writer = await asyncio.open_connection(host, health_port)
-        except OSError:
-            return False
-        writer.close()
-        return True
-
-    await wait_until(answers)
+    await wait_until(partial(health, cluster, host, health_port))
 
 
 async def serves(admin: Admin, group: str) -> str:
@@ -240,9 +225,9 @@ async def test_host_with_a_copy_moves_and_the_set_is_as_large_as_before(grouped)
             assert (status, problems(step)) == (0, []), step
             assert ((await admin.copies("g1")).wanted, (await admin.copies("g1")).least) == (3, 2)
             await wait_until(has_copies)
-        told = await health(grouped, "127.0.0.4")
-        assert told is not None
-        assert told.details["copy_id"] in (await admin.copies("g1")).members
+        follower = await health(grouped, "127.0.0.4")
+        assert follower is not None
+        assert follower.details["copy_id"] in (await admin.copies("g1")).members
 
 
 async def test_move_is_refused_and_changes_nothing_where_it_cannot_be_done(
@@ -262,11 +247,7 @@ async def test_move_is_refused_and_changes_nothing_where_it_cannot_be_done(
         assert "--wanted 4" in error["message"]
         await admin.set_copies("g2", 1)
         cluster.programs[SECOND, "broker"].send_signal(signal.SIGSTOP)
-
-        async def is_silent() -> bool:
-            return any(not each.available for each in (await admin.list_brokers()).brokers)
-
-        await wait_until(is_silent)
+        await wait_until(partial(one_is_silent, admin))
         status, error = await run(cluster, *LEAVE)
         assert (status, error["code"]) == (1, 1371)
         assert "start it" in error["message"]

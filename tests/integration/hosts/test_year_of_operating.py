@@ -17,9 +17,8 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-import msgspec
 import pytest
 from cryptography import x509
 
@@ -28,9 +27,9 @@ from keylane.broker.settings import broker_settings
 from keylane.cli.commands.cluster.certificates import CertificateAuthority
 from keylane.cli.commands.cluster.folder import ClusterFolder
 from keylane.cli.connection import wait_for_brokers
+from keylane.cli.health import fetch_health
 from keylane.protocol.access.tokens import token_hash
 from keylane.protocol.control import Health
-from keylane.protocol.endpoints import READY
 from keylane.protocol.errors import KeylaneError, UnauthenticatedError
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.tls.contexts import names_of
@@ -128,9 +127,13 @@ class OperatedCluster:
         """The addresses of all metaservers."""
         return ",".join(ClusterFolder.read(self.made).metaservers)
 
+    @property
+    def access(self) -> dict[str, Any]:
+        """The arguments with which the operator's clients are let in."""
+        return {"tls": TlsSettings(ca=str(self.made / "ca.pem")), "token": self.token}
+
     def admin(self) -> Admin:
-        tls = TlsSettings(ca=str(self.made / "ca.pem"))
-        return Admin(self.meta, tls=tls, token=self.token, wait_s=30)
+        return Admin(self.meta, wait_s=30, **self.access)
 
     async def ready(self, brokers: int, subject: str = "") -> None:
         async with self.admin() as admin:
@@ -203,8 +206,7 @@ class SteadySender:
 
     def _send(self) -> None:
         try:
-            tls = TlsSettings(ca=str(self._cluster.made / "ca.pem"))
-            with sync.Producer(self._cluster.meta, tls=tls, token=self._cluster.token) as producer:
+            with sync.Producer(self._cluster.meta, **self._cluster.access) as producer:
                 while not self._is_over.is_set():
                     key = b"%d" % (self.sent % 20)
                     producer.send(self._subject, b"%d" % self.sent, key=key).result(60)
@@ -276,7 +278,7 @@ async def test_host_joins_gets_partitions_and_leaves(cluster: OperatedCluster) -
     token = (cluster.made / THIRD / "broker.token").read_text().strip()
     cluster.end(THIRD, "broker")
     status, error = await run(cluster, "remove-host", THIRD, "--yes", "--deliver", "false")
-    assert (status, error["name"]) == (1, "ConfigError"), "it cannot be told to the metaserver"
+    assert (status, error["name"]) == (1, "ConfigError"), "the metaserver does not hear of it"
     assert (cluster.made / THIRD).exists(), "so that the command can be repeated"
     status, step = await run(cluster, "remove-host", THIRD, "--yes", delivered=True)
     assert (status, problems(step)) == (0, []), step
@@ -304,11 +306,7 @@ async def test_host_without_a_copy_is_removed_once_its_loss_is_accepted(
     assert "--accept-loss" in error["message"]
     assert (cluster.made / SECOND).exists()
     async with cluster.admin() as admin:
-
-        async def is_silent() -> bool:
-            return any(not each.available for each in (await admin.list_brokers()).brokers)
-
-        await wait_until(is_silent)
+        await wait_until(partial(one_is_silent, admin))
         for operation in (await admin.evacuate("g2", accept_loss=True)).operations:
             await admin.wait(operation)
     status, step = await run(cluster, "remove-host", SECOND, "--yes", delivered=True)
@@ -378,17 +376,20 @@ def grouped(tmp_path: Path) -> Iterator[OperatedCluster]:
     operated.stop()
 
 
-async def health(cluster: OperatedCluster, host: str) -> Health | None:
+async def health(cluster: OperatedCluster, host: str, port: int = 0) -> Health | None:
     """What a host's broker says of itself at its health port; None if it does not answer."""
-    network = HttpNetwork(TlsSettings(ca=str(cluster.made / "ca.pem")))
-    address = f"{host}:{cluster.ports[1] + 1}"
+    network = HttpNetwork(cluster.access["tls"])
+    address = f"{host}:{port or cluster.ports[1] + 1}"
     try:
-        text, _ = await network.get_text(address, READY.path, timeout_ms=5_000, statuses=(200, 503))
-        return msgspec.json.decode(text, type=Health)
+        return await fetch_health(network, address)
     except KeylaneError:
         return None
     finally:
         await network.close()
+
+
+async def one_is_silent(admin: Admin) -> bool:
+    return any(not each.available for each in (await admin.list_brokers()).brokers)
 
 
 async def wait_until(condition) -> None:
@@ -403,8 +404,8 @@ async def test_group_of_hosts_serves_on_when_any_of_them_is_lost(grouped) -> Non
     """
 
     async def complete(*hosts: str) -> bool:
-        told = [await health(grouped, host) for host in hosts]
-        return all(each is not None and each.ready for each in told)
+        found = [await health(grouped, host) for host in hosts]
+        return all(each is not None and each.ready for each in found)
 
     await grouped.ready(1)
     async with grouped.admin() as admin:
@@ -647,8 +648,7 @@ async def test_token_of_a_broker_is_replaced_under_load(cluster: OperatedCluster
     assert not list(cluster.made.glob("*.token"))
     settings = (cluster.made / FIRST / "keylane.toml").read_text()
     assert settings.count("g2:") == 1
-    tls = TlsSettings(ca=str(cluster.made / "ca.pem"))
-    async with Admin(cluster.meta, tls=tls, token=old.strip()) as admin:
+    async with Admin(cluster.meta, **cluster.access | {"token": old.strip()}) as admin:
         with pytest.raises(UnauthenticatedError):
             await admin.list_subjects()
     await cluster.ready(2)
@@ -670,8 +670,7 @@ async def test_token_of_the_administrator_is_replaced_without_a_restart(
     cluster.reload(FIRST)
 
     async def is_refused() -> bool:
-        tls = TlsSettings(ca=str(cluster.made / "ca.pem"))
-        async with Admin(cluster.meta, tls=tls, token=old) as admin:
+        async with Admin(cluster.meta, **cluster.access | {"token": old}) as admin:
             try:
                 await admin.list_subjects()
             except UnauthenticatedError:

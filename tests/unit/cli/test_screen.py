@@ -6,11 +6,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from rich.console import Console
 
 from keylane.cli.options import OutputFormat
-from keylane.cli.screen import make_table, show_data, show_error, show_line, show_table
+from keylane.cli.screen import (
+    end_without,
+    make_table,
+    show_data,
+    show_error,
+    show_line,
+    show_table,
+)
 from keylane.protocol.errors import InvalidRequestError
 
 EVIL = "\x1b[2J\r\n\t\x9b31m\u202e\x7f[bold]\udcff"
@@ -23,6 +31,19 @@ def test_table_has_no_control_character_of_its_cells(capsys: pytest.CaptureFixtu
     printed = capsys.readouterr().out
     assert printed.count(SHOWN) == 2
     assert printed.replace("\n", "").isprintable()
+
+
+def test_command_names_what_it_could_not_read_and_ends_with_status_1(
+    capsys: pytest.CaptureFixture[str],
+):
+    end_without({})
+    assert capsys.readouterr().err == ""
+    with pytest.raises(click.exceptions.Exit) as ended:
+        end_without({3: "g1 is silent", 5: EVIL})
+    assert ended.value.exit_code == 1
+    assert capsys.readouterr().err == (
+        f"partition 3 is not read: g1 is silent\npartition 5 is not read: {SHOWN}\n"
+    )
 
 
 def test_table_keeps_its_own_colours():

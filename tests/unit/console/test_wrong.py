@@ -74,8 +74,8 @@ def test_silent_broker_is_not_named_for_each_group():
 @pytest.mark.parametrize("code", ["broker_silent", "broker_hangs", "broker_gone"])
 def test_broker_that_was_not_heard_is_wrong_until_it_tells_of_its_partitions(code: str):
     given = unheard(code)
-    assert [each.code for each in wrong_causes(given, is_stuck=True, told=(1, 3))] == [code]
-    assert wrong_causes(given, is_stuck=True, told=(1, 2, 3)) == []
+    assert [each.code for each in wrong_causes(given, is_stuck=True, heard=(1, 3))] == [code]
+    assert wrong_causes(given, is_stuck=True, heard=(1, 2, 3)) == []
 
 
 def test_first_page_names_a_broker_that_hangs_until_it_answers():

@@ -187,7 +187,7 @@ async def test_output_has_one_object_with_both_when_it_is_json(
         return health(copies={A: {"bytes_behind": 0}, B: {"bytes_behind": 9}})
 
     monkeypatch.setattr(copies_module, "open_admin", FakeAdmin)
-    monkeypatch.setattr(copies_module, "fetch_health", fetch)
+    monkeypatch.setattr(copies_module, "fetch_broker_health", fetch)
     await show_copies("m:1", OutputFormat.JSON, group="g1", wanted=3, allow_one_machine=True)
     (line,) = capsys.readouterr().out.splitlines()
     nowhere = '"machine":"","zone":""'
@@ -207,7 +207,7 @@ async def test_table_says_that_the_broker_cannot_be_asked(
         raise NotSentError("h:1 refuses connections")
 
     monkeypatch.setattr(copies_module, "open_admin", FakeAdmin)
-    monkeypatch.setattr(copies_module, "fetch_health", fetch)
+    monkeypatch.setattr(copies_module, "fetch_broker_health", fetch)
     await show_copies("m:1", OutputFormat.TABLE, group="g1", wanted=2)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].strip() == "g1 is to have 2 data folders; acks wait for 1 copy"
